@@ -1,0 +1,1 @@
+"""Benchmarks neural-network inference across stacks and says why one is faster."""

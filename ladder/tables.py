@@ -1,0 +1,29 @@
+"""The columns of every table the pipeline writes, in order. Docs, schema tests and writers share them."""
+
+FACTORS = ("device", "api", "compiler", "precision", "launch", "shape", "transfers", "threads", "options")
+
+RESULTS = (
+    "platform", "host", "device_uuid", "model", "weights", "ladder", "rung", "stack", *FACTORS,
+    "batch", "round", "position", "sitting", "started_at", "warmup", "iterations", "stopped_by",
+    "median_ms", "mean_ms", "std_ms", "min_ms", "p90_ms", "p95_ms", "p99_ms",
+    "device_span_ms", "device_busy_ms", "latency_ips", "throughput_ips",
+    "process_mem_mb", "device_mem_mb", "allocator_mem_mb", "load_before", "parent_cpu_pct",
+    "fp32_onnx_sha256", "artifact_sha256", "raw",
+)  # fmt: skip
+
+LADDER = (
+    "platform", "model", "weights", "ladder", "batch", "from", "to", "cause", "rounds", "from_ms", "to_ms",
+    "gain_ms", "gain_pct", "ci_low_pct", "ci_high_pct", "noise_floor_ms", "mde_pct", "interaction_ms", "verdict",
+)  # fmt: skip
+
+AUDIT = (
+    "platform", "model", "weights", "engine", "stack", "requested_precision", "verdict", "reason",
+    "nodes", "nodes_at_precision", "nodes_at_precision_pct", "flops_at_precision_pct", "time_at_precision_pct",
+    "nodes_unknown", "precisions", "providers", "onnx_nodes", "onnx_nodes_at_precision", "onnx_nodes_at_precision_pct",
+    "kept_by_range", "kept_by_op", "kept_by_exclusion", "kept_by_other",
+    "parity_finite", "parity_max_abs", "parity_relative", "parity_cosine",
+    "parity_boxes_relative", "parity_scores_relative", "parity_matched_pct",
+    "fp32_onnx_sha256", "artifact_sha256", "detail",
+)  # fmt: skip
+
+FAILURES = ("platform", "model", "ladder", "rung", "batch", "round", "stage", "permanent", "reason", "log")
