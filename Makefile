@@ -1,0 +1,56 @@
+# make bench: install where needed, climb the configured ladder, print the table and the report's path.
+# make test:  install where needed, run the tests.
+# After either, .venv/bin/snakemake is the interface; `make help` lists the rest.
+
+PYTHON ?= python3
+SNAKEMAKE = .venv/bin/snakemake
+INSTALL = .venv/bin/pip install --disable-pip-version-check --no-deps
+# PLATFORM=cpu make bench forces a platform; CONFIG=my.yaml takes another configuration
+ARGUMENTS = $(if $(CONFIG),--configfile $(CONFIG)) $(if $(PLATFORM),--config platform=$(PLATFORM))
+
+.PHONY: bench test acceptance check lock clean-results clean help
+.DEFAULT_GOAL := help
+
+bench: .venv/installed
+	@$(SNAKEMAKE) $(ARGUMENTS); status=$$?; .venv/bin/python scripts/show.py $(ARGUMENTS); exit $$status
+
+test: .venv/installed-tests
+	.venv/bin/pytest -q -m "not slow"
+
+acceptance: .venv/installed-tests ## full-size runs and repeated trials: hours
+	.venv/bin/pytest -q -m slow
+
+check: .venv/installed-tests ## formatters, linters, type checker
+	.venv/bin/ruff check .
+	.venv/bin/ruff format --check .
+	.venv/bin/snakefmt --check Snakefile rules
+	.venv/bin/mypy
+	$(SNAKEMAKE) --lint
+
+lock: ## resolve envs/*.in anew into envs/*.txt
+	sh envs/lock.sh
+
+clean-results: ## forget measurements and tables, keep exported models and engines
+	rm -rf results logs
+
+clean: clean-results ## forget everything but the environment
+	rm -rf artifacts .snakemake .ladder .venvs
+
+help:
+	@grep -hE '^[a-z-]+:.*##|^# make' $(MAKEFILE_LIST) | sed -E 's/^# //; s/:.*##/: /'
+
+# TORCH=cpu takes PyTorch's CPU-only build from its own index: 4.5 GB less on disk
+.venv/installed: envs/main.txt envs/torch-cuda.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; name one with PYTHON=python3.12 make …")'
+	@test -x .venv/bin/pip || $(PYTHON) -m venv .venv || { echo "python3 -m venv failed: on Debian or Ubuntu install python3-venv"; exit 1; }
+	@echo "Installing the environment into .venv (once; a download of about 3.5 GB, or 0.8 GB with TORCH=cpu) …"
+ifeq ($(TORCH),cpu)
+	$(INSTALL) --extra-index-url https://download.pytorch.org/whl/cpu -r envs/main.txt
+else
+	$(INSTALL) -r envs/main.txt -r envs/torch-cuda.txt
+endif
+	@touch $@
+
+.venv/installed-tests: .venv/installed envs/test.txt
+	$(INSTALL) -r envs/test.txt
+	@touch $@

@@ -1,0 +1,18 @@
+#!/bin/sh
+# Resolve envs/*.in in a fresh environment and write the locked files. Needs the network.
+set -eu
+folder=$(mktemp -d)
+trap 'rm -rf "$folder"' EXIT
+"${PYTHON:-python3}" -m venv "$folder"
+"$folder/bin/pip" install --quiet -r envs/main.in
+"$folder/bin/pip" freeze --all --exclude pip > "$folder/main"
+"$folder/bin/pip" install --quiet -r envs/test.in
+"$folder/bin/pip" freeze --all --exclude pip > "$folder/all"
+note='# Locked by `make lock`; installed with pip install --no-deps.'
+cuda='^(nvidia-(modelopt|ml-py)==)'
+gpu='^(nvidia-|cuda-|triton==)'
+only='sys_platform == "linux" and platform_machine == "x86_64"'
+# the headless build of OpenCV is the same code without the need for the host's libGL
+{ echo "$note"; grep -E "$cuda" "$folder/main"; grep -vE "$gpu" "$folder/main" | sed 's/^opencv-python==/opencv-python-headless==/'; } > envs/main.txt
+{ echo "$note Loaded by PyPI's build of torch at import, GPU or not."; grep -E "$gpu" "$folder/main" | grep -vE "$cuda" | sed "s/\$/ ; $only/"; } > envs/torch-cuda.txt
+{ echo "$note"; grep -vxFf "$folder/main" "$folder/all"; } > envs/test.txt

@@ -1,0 +1,409 @@
+"""From the files that rounds and audits left behind to the tables: results, ladder, audit, failures, summary.
+
+Everything here is derived, so every table can be made again without measuring anything. The plan says what was to
+be measured; whatever of it has no result stands in failures.csv.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow
+import pyarrow.parquet
+
+from ladder import attribution, statistics, tables
+from ladder.errors import StepError
+from ladder.files import canonical_json, read_json, write_json, write_text
+from ladder.report.text import ladder_markdown
+
+SCHEMA_VERSION = 1  # of summary.json; goes up when a key changes its meaning or goes away
+DERIVED = ("median_ms", "mean_ms", "std_ms", "min_ms", "p90_ms", "p95_ms", "p99_ms", "latency_ips")
+RECORDED = tuple(column for column in tables.RESULTS if column not in DERIVED)
+LADDER_KEY = ("platform", "model", "ladder")
+SATURATION_SHARE = 0.95  # of the highest median throughput seen
+PARENT_CPU_LIMIT_PCT = 1.0  # of a core
+
+Row = dict[str, Any]
+
+
+def aggregate(plan: Mapping[str, Any], rounds: Iterable[Path], audits: Iterable[Path], destination: Path) -> Row:
+    """Write results.csv, ladder.csv, audit.csv, failures.csv, summary.json and ladder.md; return the summary.
+
+    ``plan`` is ``Matrix.plan()``: ``{"ladders": [{"platform", "ladder", "model", "batches": [int], "rounds": int,
+    "rungs": [{"name", ..}], "steps": [{"from", "to", "cause"}]}]}``. ``rounds`` are the planned rounds' JSON files,
+    each with its Parquet beside it, ``audits`` the engines' audit files. Raises StepError for a file that cannot be
+    trusted, and then writes nothing.
+    """
+    records = sorted((_read_round(path) for path in dict.fromkeys(map(Path, rounds))), key=_place)
+    results, pooled, unsteady = _results(records)
+    ladders = [ladder | {"weights": _weights(ladder, results)} for ladder in plan["ladders"]]
+    audited = [_read_audit(Path(path)) for path in audits]
+    failures = _failures(ladders, records)
+    steps = _steps(results, ladders)
+    summary = {
+        "schema": SCHEMA_VERSION,
+        "weights": {ladder["model"]: ladder["weights"] for ladder in ladders},
+        "method": {
+            "confidence_pct": 100 * (1 - statistics.ALPHA),
+            "power_pct": 100 * statistics.POWER,
+            "min_rounds": statistics.MIN_ROUNDS,
+        },
+        "measured": _span(results),
+        "versions": _versions(records),
+        "hosts": _hosts(records),
+        "rungs": _rungs(records),
+        "ladders": _nested(ladders, steps),
+        "latency": pooled,
+        "throughput": _throughput(results),
+        "saturation": _saturation(_throughput(results)),
+        "nodes": [row for audit in audited for row in _nodes(audit)],
+        "failures": len(failures),
+        "unsteady_runs": unsteady,
+        "warnings": _warnings(records, results, pooled, unsteady),
+    }
+    destination = Path(destination)
+    write_table(destination / "results.csv", tables.RESULTS, results)
+    write_table(destination / "ladder.csv", tables.LADDER, steps)
+    write_table(destination / "audit.csv", tables.AUDIT, [audit["row"] for audit in audited])
+    write_table(destination / "failures.csv", tables.FAILURES, failures)
+    write_json(destination / "summary.json", summary)
+    write_text(destination / "ladder.md", ladder_markdown(summary))
+    return summary
+
+
+def write_table(path: Path, columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> None:
+    """Write these columns of rows as CSV: None is empty, true and false in lower case, a dict or list is JSON.
+
+    Raises KeyError where a row lacks a column.
+    """
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(columns)
+    writer.writerows([_cell(row[column]) for column in columns] for row in rows)
+    write_text(path, text.getvalue())
+
+
+def _cell(value: Any) -> Any:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return canonical_json(value) if isinstance(value, dict | list) else value
+
+
+def read_latencies(path: Path) -> dict[str, np.ndarray]:
+    """Raw latencies of one round by rung: int64 nanoseconds in arrival order. Raises StepError if unreadable."""
+    try:
+        with pyarrow.parquet.ParquetFile(path) as file:
+            table = file.read(["rung", "iteration", "latency_ns"], use_threads=False)
+        rungs = table.column("rung").combine_chunks().dictionary_encode()
+        iteration, latency = (table.column(name).to_numpy() for name in ("iteration", "latency_ns"))
+    except (OSError, pyarrow.ArrowException, KeyError) as error:
+        raise StepError(f"{path}: cannot read raw latencies ({error}); delete the round's files to repeat it") from None
+    codes = rungs.indices.to_numpy()
+    order = np.lexsort((iteration, codes))
+    bounds = np.searchsorted(codes[order], np.arange(len(rungs.dictionary) + 1))
+    parts = np.split(latency[order], bounds[1:-1])
+    return dict(zip(rungs.dictionary.to_pylist(), parts, strict=False))
+
+
+def _read_round(path: Path) -> Row:
+    """One round's record and its path. Raises StepError where it is not whole."""
+    try:
+        record = read_json(path)
+        missing = {key for key in ("rows", "failures", "details", "host_state", "warnings") if key not in record}
+        missing |= {column for row in record["rows"] for column in RECORDED if column not in row}
+        missing |= {column for row in record["failures"] for column in tables.FAILURES if column not in row}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise StepError(f"{path}: not a round's record ({error!r}); delete it to repeat the round") from None
+    if missing:
+        raise StepError(f"{path}: a round's record without {', '.join(sorted(missing))}; delete it to repeat the round")
+    if not record["rows"] and not record["failures"]:
+        raise StepError(f"{path}: holds neither results nor failures; delete it to repeat the round")
+    return record | {"path": path}
+
+
+def _head(record: Row) -> Row:
+    """Any row of the round: all of them share platform, model, ladder, batch and round."""
+    return (record["rows"] or record["failures"])[0]
+
+
+def _place(record: Row) -> tuple[Any, ...]:
+    return tuple(_head(record)[key] for key in (*LADDER_KEY, "batch", "round"))
+
+
+def _key(row: Mapping[str, Any], *more: str) -> tuple[Any, ...]:
+    return tuple(row[key] for key in (*LADDER_KEY, *more))
+
+
+def _about(row: Mapping[str, Any], *more: str) -> Row:
+    return {key: row[key] for key in (*LADDER_KEY, *more)}
+
+
+def _results(records: Sequence[Row]) -> tuple[list[Row], list[Row], list[Row]]:
+    """Rows of results.csv; each rung's percentiles pooled over the rounds of a batch; runs that were unsteady.
+
+    ``records`` are sorted by ladder, batch and round. Raw latencies are held for one ladder and batch at a time.
+    """
+    rows: list[Row] = []
+    pooled: list[Row] = []
+    unsteady: list[Row] = []
+    seen: set[tuple[Any, ...]] = set()
+    for _, group in groupby(records, key=lambda record: _place(record)[:-1]):
+        raw: dict[str, list[np.ndarray]] = defaultdict(list)
+        for record in group:
+            latencies = read_latencies(record["path"].with_suffix(".parquet")) if record["rows"] else {}
+            for row in sorted(record["rows"], key=lambda row: row["position"]):
+                if (run := _key(row, "batch", "round", "rung")) in seen:
+                    raise StepError(f"{record['path']}: a second result of {', '.join(map(str, run))}; list rounds once")
+                seen.add(run)
+                ns = latencies.get(row["rung"], np.empty(0))
+                if len(ns) != row["iterations"] or not len(ns):
+                    raise StepError(
+                        f"{record['path']}: rung '{row['rung']}' has {row['iterations']} timed iterations, but the "
+                        f"Parquet beside it {len(ns)}; delete the round's files to repeat it"
+                    )
+                figures = statistics.summarise(ns)
+                rows.append({**row, **figures, "latency_ips": 1000 * row["batch"] / figures["median_ms"]})
+                raw[row["rung"]].append(ns)
+                if why := statistics.instability(ns):
+                    unsteady.append(_about(row, "rung", "batch", "round") | {"why": why})
+        head = _head(record)
+        for rung, runs in raw.items():
+            counts = {"rung": rung, "rounds": len(runs), "iterations": sum(map(len, runs))}
+            p50 = float(np.median(np.concatenate(runs))) / 1e6
+            pooled.append(_about(head, "batch") | counts | {"p50_ms": p50} | statistics.pooled_percentiles(runs))
+    return rows, pooled, unsteady
+
+
+def _weights(ladder: Mapping[str, Any], results: Sequence[Row]) -> str | None:
+    """The weights label that the ladder's rounds recorded; None where nothing was measured."""
+    found = {row["weights"] for row in results if _key(row) == _key(ladder)}
+    if len(found) > 1:
+        raise StepError(
+            f"the rounds of {', '.join(_key(ladder))} were measured with different weights ({', '.join(sorted(found))}); "
+            "delete the older ones and call again"
+        )
+    return found.pop() if found else None
+
+
+def _read_audit(path: Path) -> Row:
+    """One engine's audit: its row of audit.csv and its executed nodes. Raises StepError where it is not whole."""
+    try:
+        audit = read_json(path)
+        return {"row": dict.fromkeys(tables.AUDIT) | audit["row"], "nodes": audit["nodes"]}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise StepError(f"{path}: not an audit ({error!r}); delete it to repeat the audit") from None
+
+
+def _nodes(audit: Row) -> list[Row]:
+    """Executed nodes of one engine counted by type and precision; time_ms is None where any of them has none."""
+    found: dict[tuple[str, str], list[Row]] = defaultdict(list)
+    for node in audit["nodes"]:
+        found[node["type"], node["precision"] or "unknown"].append(node)
+    about = {key: audit["row"][key] for key in ("platform", "model", "engine")}
+    return [
+        about | {"type": kind, "precision": precision, "nodes": len(held), "time_ms": _sum([node["time_ms"] for node in held])}
+        for (kind, precision), held in found.items()
+    ]
+
+
+def _sum(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if len(known) == len(values) else None
+
+
+def _failures(ladders: Sequence[Row], records: Sequence[Row]) -> list[Row]:
+    """One row for every rung, batch or run that gave no result, each with its reason.
+
+    What failed before the run (export, build, audit) holds for all batches and rounds of a rung: one row.
+    """
+    planned = {_key(ladder): ladder for ladder in ladders}
+    rows: list[Row] = []
+    seen: Counter[tuple[Any, ...]] = Counter()
+    for record in records:
+        head = _head(record)
+        if _key(head) not in planned:
+            raise StepError(f"{record['path']}: a round of ladder '{head['ladder']}', which is not in the plan")
+        seen[_key(head, "batch")] += 1
+        rows += [
+            row if row["stage"] == "run" else row | {"batch": None, "round": None} for row in record["failures"]
+        ]
+        told = {row["rung"] for row in (*record["rows"], *record["failures"])}
+        for rung in planned[_key(head)]["rungs"]:
+            if rung["name"] not in told:
+                about = _about(head, "batch", "round") | {"rung": rung["name"]}
+                rows.append(_unexplained(about, f"{record['path']} does not mention this rung"))
+    for ladder in ladders:
+        for batch in ladder["batches"]:
+            about = _about(ladder) | {"batch": batch}
+            if (lacking := ladder["rounds"] - seen[_key(about, "batch")]) > 0:
+                rows.append(_unexplained(about, f"{lacking} of {ladder['rounds']} planned rounds have no file"))
+    unique = {tuple(row[key] for key in tables.FAILURES if key != "log"): row for row in reversed(rows)}
+    return list(reversed(unique.values()))
+
+
+def _unexplained(about: Row, reason: str) -> Row:
+    return dict.fromkeys(tables.FAILURES) | about | {"stage": "run", "permanent": False, "reason": reason}
+
+
+def _steps(results: Sequence[Row], ladders: Sequence[Row]) -> list[Row]:
+    """Rows of ladder.csv as plain values, None where attribution has none."""
+    runs = pd.DataFrame(results, columns=list(tables.RESULTS))
+    rows = attribution.attribute(runs, ladders).to_dict("records")
+    return [{str(key): None if pd.isna(value) else value for key, value in row.items()} for row in rows]
+
+
+def _nested(ladders: Sequence[Row], steps: Sequence[Row]) -> list[Row]:
+    """Ladders by batch, each with its steps, in the plan's order."""
+    by_place: dict[tuple[Any, ...], list[Row]] = defaultdict(list)
+    for row in steps:
+        by_place[_key(row, "batch")].append({k: v for k, v in row.items() if k not in (*LADDER_KEY, "weights", "batch")})
+    return [
+        _about(ladder, "weights")
+        | {"rungs": [rung["name"] for rung in ladder["rungs"]], "batch": batch, "steps": by_place[(*_key(ladder), batch)]}
+        for ladder in ladders
+        for batch in ladder["batches"]
+    ]
+
+
+def _throughput(results: Sequence[Row]) -> list[Row]:
+    """Images/s of each rung and batch over its rounds."""
+    readings: dict[tuple[Any, ...], list[float]] = defaultdict(list)
+    for row in results:
+        if row["throughput_ips"] is not None:
+            readings[_key(row, "rung", "batch")].append(row["throughput_ips"])
+    return [
+        dict(zip((*LADDER_KEY, "rung", "batch"), place, strict=True))
+        | {"rounds": len(ips), "median_ips": float(np.median(ips)), "min_ips": min(ips), "max_ips": max(ips)}
+        for place, ips in sorted(readings.items())
+    ]
+
+
+def _saturation(throughput: Sequence[Row]) -> list[Row]:
+    """The batch at which each rung saturates: the smallest that reaches 95 % of its highest median throughput.
+
+    Only a larger batch can show that there is no more to gain: where none was measured, ``batch`` is None, not reached.
+    """
+    points = []
+    for place, group in groupby(throughput, key=lambda row: _key(row, "rung")):
+        rows = list(group)
+        highest = max(row["median_ips"] for row in rows)
+        reached = next(row["batch"] for row in rows if row["median_ips"] >= SATURATION_SHARE * highest)
+        points.append(
+            dict(zip((*LADDER_KEY, "rung"), place, strict=True))
+            | {
+                "batch": reached if reached < rows[-1]["batch"] else None,
+                "highest_ips": highest,
+                "largest_batch": rows[-1]["batch"],
+            }
+        )
+    return points
+
+
+def _span(results: Sequence[Row]) -> Row:
+    """When the first and the last run started (None without any), how many runs there were and in how many sittings."""
+    started = [row["started_at"] for row in results]
+    sittings = {row["sitting"] for row in results}
+    ends = {"first": min(started, default=None), "last": max(started, default=None)}
+    return ends | {"runs": len(results), "sittings": len(sittings)}
+
+
+def _versions(records: Sequence[Row]) -> dict[str, Any]:
+    """What the rungs' own processes said of their runtimes, by platform and package."""
+    states: dict[str, list[Row]] = defaultdict(list)
+    for record in records:
+        states[_head(record)["platform"]] += [detail["identity"] for detail in record["details"].values()]
+    return {platform: _together(held) for platform, held in states.items()}
+
+
+def _hosts(records: Sequence[Row]) -> list[Row]:
+    """The state of each host over the rounds it measured."""
+    states: dict[tuple[Any, ...], list[Row]] = defaultdict(list)
+    for record in records:
+        for row in record["rows"][:1]:
+            states[row["platform"], row["host"], row["device_uuid"]].append(record["host_state"])
+    return [
+        dict(zip(("platform", "host", "device_uuid"), key, strict=True))
+        | {"rounds": len(held), "state": _together(held)}
+        for key, held in states.items()
+    ]
+
+
+def _rungs(records: Sequence[Row]) -> list[Row]:
+    """What each rung's runtime said of itself when it was opened: versions, and settings read back."""
+    details: dict[tuple[Any, ...], list[Row]] = defaultdict(list)
+    for record in records:
+        for rung, detail in record["details"].items():
+            details[*_key(_head(record)), rung].append(detail)
+    return [
+        dict(zip((*LADDER_KEY, "rung"), key, strict=True))
+        | {part: _together([detail[part] for detail in held]) for part in ("identity", "facts")}
+        for key, held in details.items()
+    ]
+
+
+def _together(states: Sequence[Row]) -> Row:
+    """Readings of the same things, by dotted name: one value where all agree, else a range or all values."""
+    seen: dict[str, dict[str, Any]] = defaultdict(dict)
+    for state in states:
+        for key, value in _flat(state):
+            seen[key].setdefault(canonical_json(value), value)
+    return {key: _told(list(values.values())) for key, values in seen.items()}
+
+
+def _flat(state: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in state.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield prefix + key, value
+
+
+def _told(values: list[Any]) -> Any:
+    if len(values) == 1:
+        return values[0]
+    if all(isinstance(value, int | float) and not isinstance(value, bool) for value in values):
+        return {"min": min(values), "max": max(values)}
+    return values
+
+
+def _warnings(
+    records: Sequence[Row], results: Sequence[Row], pooled: Sequence[Row], unsteady: Sequence[Row]
+) -> list[Row]:
+    """What a reader has to know before trusting the tables, each with the rounds or runs it concerns.
+
+    Warnings that differ in their figures only are one, in the words of the first.
+    """
+    found: list[Row] = []
+    of_rounds = [(text, re.sub(r"\d+(\.\d+)?", "#", text)) for record in records for text in record["warnings"]]
+    counts = Counter(kind for _, kind in of_rounds)
+    first = {kind: text for text, kind in reversed(of_rounds)}
+    for kind, count in counts.items():
+        found.append({"warning": first[kind], "scope": f"{count} of {len(records)} rounds"})
+    unsteady_runs = Counter(_key(run, "rung", "batch") for run in unsteady)
+    example = {_key(run, "rung", "batch"): run for run in reversed(unsteady)}
+    for rung in pooled:
+        if count := unsteady_runs[place := _key(rung, "rung", "batch")]:
+            run = example[place]
+            text = f"{rung['model']}, {rung['ladder']}, {rung['rung']}, batch {rung['batch']} was unsteady; "
+            text += f"in round {run['round']} {run['why'][0]}"
+            found.append({"warning": text, "scope": f"{count} of {rung['rounds']} runs"})
+    busy = [row["parent_cpu_pct"] for row in results if (row["parent_cpu_pct"] or 0) >= PARENT_CPU_LIMIT_PCT]
+    if busy:
+        text = f"the workflow itself used up to {max(busy):.1f} % of a core during a run; below 1 % is wanted"
+        found.append({"warning": text, "scope": f"{len(busy)} of {len(results)} runs"})
+    for key, what in (("model", "fp32_onnx_sha256"), ("platform", "device_uuid")):
+        for name, group in groupby(sorted(results, key=lambda row: row[key]), key=lambda row: row[key]):
+            held = sorted({row[what] for row in group if row[what] is not None})
+            if len(held) > 1:
+                text = f"{name}: the runs do not agree in {what}: {', '.join(held)}"
+                found.append({"warning": text, "scope": f"{len(held)} values"})
+    return found

@@ -1,0 +1,198 @@
+"""Which step of a ladder gained how much, and whether that is more than noise: rows of runs in, rows of steps out.
+
+Pure. The method, its sources and its calibration stand in docs/method.md.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from ladder import statistics
+from ladder.errors import StepError
+from ladder.tables import LADDER
+
+log = logging.getLogger(__name__)
+
+Step = Mapping[str, str]  # {"from": rung, "to": rung, "cause": cause}
+Device = tuple[Any, ...]  # host and device_uuid; None where unreadable
+Runs = dict[str, dict[Any, tuple[Device, float]]]  # rung -> round -> (device, median in ms)
+
+NUMBERS = (
+    "from_ms", "to_ms", "gain_ms", "gain_pct", "ci_low_pct", "ci_high_pct", "noise_floor_ms", "mde_pct",
+    "interaction_ms",
+)  # fmt: skip
+
+
+def attribute(runs: pd.DataFrame, ladders: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
+    """One row per ladder, batch and step, with the columns of ``ladder.tables.LADDER``, in configured order.
+
+    ``runs`` has the columns of ``ladder.tables.RESULTS``; each ladder is ``{"platform", "ladder", "model",
+    "weights", "batches": [..], "steps": [{"from", "to", "cause"}]}``. Only rounds in which both rungs ran on one
+    host and device count; a round that spans two is left out with a warning in the log.
+
+    rounds: number of such rounds. from_ms, to_ms: geometric means of the run medians over them. gain_ms:
+    from_ms - to_ms. gain_pct: share of the latency removed, negative where slower. ci_low_pct, ci_high_pct: its
+    interval. noise_floor_ms and mde_pct: see ``ladder.statistics``. interaction_ms: where both orders of two
+    causes x and y stand in the ladder (A -x-> B -y-> D and A -y-> C -x-> D), the gain of x after y less the gain
+    of x before it, (C - D) - (A - B), in ms over the rounds that have all four rungs; positive where the causes
+    strengthen each other, negative where their gains overlap; the same on the four rows. What cannot be computed
+    is NaN. Raises StepError where a rung has two runs in one round or a median that is not positive.
+    """
+    rows = []
+    for ladder in ladders:
+        for batch in ladder["batches"]:
+            where = f"{ladder['platform']}, {ladder['model']}, {ladder['ladder']}, batch {batch}"
+            medians = _medians(runs, ladder, batch, where)
+            interactions = _interactions(medians, ladder["steps"], where)
+            for index, step in enumerate(ladder["steps"]):
+                rows.append(
+                    {
+                        **{key: ladder[key] for key in ("platform", "model", "weights", "ladder")},
+                        "batch": batch,
+                        **step,
+                        **_compare(*_shared(medians, (step["from"], step["to"]), where)),
+                        "interaction_ms": interactions.get(index),
+                    }
+                )
+    return pd.DataFrame(rows, columns=list(LADDER)).astype(dict.fromkeys(NUMBERS, float) | {"rounds": int})
+
+
+def paths(steps: Sequence[Step]) -> list[list[Step]]:
+    """Every way from a root rung (one that no step leads to) to a last one, each the bars of one waterfall.
+
+    Branches give several paths, and so do two orders of the same causes; ``order`` names them. Paths come in the
+    order of the steps. Raises StepError where the steps run in a circle.
+    """
+    reached = {step["to"] for step in steps}
+    roots = dict.fromkeys(step["from"] for step in steps if step["from"] not in reached)
+    if steps and not roots:
+        raise StepError(f"steps run in a circle: every one of {sorted(reached)} has a step to it; leave one without")
+
+    def extend(path: list[Step], seen: tuple[str, ...]) -> Iterator[list[Step]]:
+        onward = [step for step in steps if step["from"] == seen[-1]]
+        if not onward:
+            yield path
+        for step in onward:
+            if step["to"] in seen:
+                raise StepError(f"steps run in a circle: {' → '.join((*seen, step['to']))}; take one of them out")
+            yield from extend([*path, step], (*seen, step["to"]))
+
+    return [path for root in roots for path in extend([], (root,))]
+
+
+def order(path: Sequence[Step]) -> str:
+    """The causes of a path in their order, e.g. "launch, then compilation"."""
+    return ", then ".join(step["cause"] for step in path)
+
+
+def _medians(runs: pd.DataFrame, ladder: Mapping[str, Any], batch: int, where: str) -> Runs:
+    chosen = runs[
+        (runs["batch"] == batch)
+        & np.logical_and.reduce([runs[key] == ladder[key] for key in ("platform", "model", "weights", "ladder")])
+    ]
+    medians: Runs = {}
+    for run in chosen[["rung", "round", "host", "device_uuid", "median_ms"]].itertuples(index=False):
+        rounds = medians.setdefault(run.rung, {})
+        if run.round in rounds:
+            raise StepError(
+                f"rung '{run.rung}' has two runs in round {run.round} ({where}): expected one, since nothing tells "
+                "which of them ran beside the other rungs; remove that round's files and measure it again"
+            )
+        if pd.isna(run.median_ms):
+            continue
+        if not run.median_ms > 0:
+            raise StepError(
+                f"rung '{run.rung}', round {run.round} ({where}) has a median of {run.median_ms} ms: expected more "
+                "than 0; look at its raw latencies and measure that round again"
+            )
+        device = tuple(None if pd.isna(part) else part for part in (run.host, run.device_uuid))
+        rounds[run.round] = (device, float(run.median_ms))
+    return medians
+
+
+def _shared(medians: Runs, rungs: Sequence[str], where: str) -> np.ndarray:
+    """Medians in ms, [rungs, rounds], of the rounds in which all these rungs ran on one device."""
+    rounds = sorted(set.intersection(*(set(medians.get(rung, {})) for rung in rungs)))
+    columns = []
+    for number in rounds:
+        devices, values = zip(*(medians[rung][number] for rung in rungs), strict=True)
+        if len(set(devices)) == 1:
+            columns.append(values)
+        else:
+            listed = ", ".join(f"{rung} on {device}" for rung, device in zip(rungs, devices, strict=True))
+            log.warning("%s: round %s is left out, since it spans devices (host, uuid): %s", where, number, listed)
+    return np.array(columns, dtype=float).reshape(-1, len(rungs)).T
+
+
+def _compare(from_medians: np.ndarray, to_medians: np.ndarray) -> dict[str, Any]:
+    """The columns from ``rounds`` to ``mde_pct``, and the verdict, for medians in ms over the same rounds."""
+    rounds = len(from_medians)
+    row: dict[str, Any] = {"rounds": rounds, "verdict": statistics.TOO_FEW_ROUNDS}
+    if rounds == 0:
+        return row
+    from_ms, to_ms = _geometric_mean(from_medians), _geometric_mean(to_medians)
+    log_ratios = np.log(from_medians / to_medians)
+    row |= {
+        "from_ms": from_ms,
+        "to_ms": to_ms,
+        "gain_ms": from_ms - to_ms,
+        "gain_pct": statistics.gain_pct(log_ratios.mean()),
+    }
+    if rounds == 1:
+        return row
+    _, low, high = statistics.paired_interval(log_ratios)
+    detectable = statistics.minimum_detectable_effect(float(log_ratios.std(ddof=1)), rounds)
+    return row | {
+        "ci_low_pct": statistics.gain_pct(low),
+        "ci_high_pct": statistics.gain_pct(high),
+        "noise_floor_ms": statistics.noise_floor(from_medians, to_medians),
+        "mde_pct": statistics.gain_pct(detectable),
+        "verdict": statistics.verdict(float(low), float(high), rounds),
+    }
+
+
+def _geometric_mean(values: np.ndarray) -> float:
+    return float(np.exp(np.log(values).mean()))
+
+
+def _interactions(medians: Runs, steps: Sequence[Step], where: str) -> dict[int, float]:
+    """interaction_ms by index of step; empty for a square that no round has whole."""
+    found: dict[int, float] = {}
+    for square in _squares(steps):
+        first, second, other = (steps[index] for index in square[:3])
+        a, b, c, d = first["from"], first["to"], other["to"], second["to"]
+        shared = _shared(medians, (a, b, c, d), where)
+        if not shared.shape[1]:
+            continue
+        a_ms, b_ms, c_ms, d_ms = (_geometric_mean(row) for row in shared)
+        interaction = (c_ms - d_ms) - (a_ms - b_ms)
+        if found.keys() & set(square):
+            # a column holds one number a row, and the four rows of a square must agree
+            log.warning("%s: the interaction of %s and %s between %s and %s (%.4g ms) is not in the table, since "
+                        "one of its steps already belongs to another pair of orders",
+                        where, first["cause"], second["cause"], a, d, interaction)  # fmt: skip
+            continue
+        found |= dict.fromkeys(square, interaction)
+    return found
+
+
+def _squares(steps: Sequence[Step]) -> list[tuple[int, int, int, int]]:
+    """Indices of the steps A-x->B, B-y->D, A-y->C, C-x->D of every pair of orders of two causes, each pair once."""
+    numbered = list(enumerate(steps))
+    squares: dict[frozenset[int], tuple[int, int, int, int]] = {}
+    for i, ab in numbered:
+        for j, bd in numbered:
+            if bd["from"] != ab["to"] or bd["cause"] == ab["cause"]:
+                continue
+            for k, ac in numbered:
+                if ac["from"] != ab["from"] or ac["to"] == ab["to"] or ac["cause"] != bd["cause"]:
+                    continue
+                for m, cd in numbered:
+                    if (cd["from"], cd["to"], cd["cause"]) == (ac["to"], bd["to"], ab["cause"]):
+                        squares.setdefault(frozenset((i, j, k, m)), (i, j, k, m))
+    return list(squares.values())

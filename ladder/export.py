@@ -1,0 +1,193 @@
+"""From a model to the one FP32 ONNX file that feeds every stack, proved equal to its reference."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ladder import models
+from ladder.errors import StepError
+from ladder.files import replacing, sha256
+
+Arrays = dict[str, np.ndarray]
+
+TOLERANCE = 1e-3  # largest error over the root mean square of the reference, at FP32
+SCORE_FLOOR = 1e-6  # a score lies in 0 to 1, and ONNX Runtime's sigmoid is exact to about 3e-8 absolute, not relative
+_EXPORTERS = ("torch", "torchvision", "ultralytics", "transformers", "onnx", "onnxslim", "onnxruntime")
+
+
+def export(
+    spec: dict[str, Any], weights: Path | None, inputs: Arrays, destination: Path, reference: Path
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Write the ONNX file and the reference outputs; return the identity and the figures of the build.
+
+    The file is accepted when onnx.checker takes it, its opset is the one asked for, and ONNX Runtime without
+    optimisations gives, at batch 1 and at batch 2, what the reference gives. The reference is PyTorch, or
+    ONNX Runtime itself for a model that exists as ONNX only. Raises StepError.
+    """
+    import onnx
+
+    started = time.monotonic()
+    module = models.load(spec, weights) if models.has_module(spec) else None
+    state = models.state_sha256(module) if module is not None else None
+    with replacing(destination) as temporary, replacing(reference) as temporary_reference:
+        if module is None:
+            models.export(spec, weights, None, temporary)
+            model = _checked(spec, temporary)
+            names = [value.name for value in model.graph.output]
+            run = _onnxruntime(temporary)
+            expected = _samples(run, inputs, names)
+        else:
+            names = models.output_names(spec, weights)
+            expected = _samples(_pytorch(module), inputs, names)
+            models.export(spec, weights, module, temporary)
+            model = _checked(spec, temporary)
+            run = _onnxruntime(temporary)
+        exported = time.monotonic()
+        figures = _compare(spec, run, inputs, expected)
+        np.savez(temporary_reference, **expected)  # type: ignore[arg-type]
+    identity = {
+        "status": "ok",
+        "sha256": sha256(destination),
+        "opset": _opset(model),
+        "ir_version": model.ir_version,
+        "producer": f"{model.producer_name} {model.producer_version}".strip(),
+        "nodes": len(model.graph.node),
+        "exporters": _versions(),
+        "inputs": [_described(value, onnx) for value in model.graph.input],
+        "outputs": [_described(value, onnx) for value in model.graph.output],
+        "axes": models.axes(spec, weights),
+        "reference": "onnxruntime" if module is None else "pytorch",
+        "reference_sha256": sha256(reference),
+        "weights_sha256": sha256(weights) if state is None and weights is not None else state,
+    }
+    build = {
+        "export_seconds": exported - started,
+        "seconds": time.monotonic() - started,
+        "tolerance": TOLERANCE,
+        "parity": figures,
+    }
+    return identity, build
+
+
+def _checked(spec: dict[str, Any], path: Path) -> Any:
+    """The ONNX model, once the checker takes it and its opset is the one asked for."""
+    import onnx
+
+    try:
+        onnx.checker.check_model(str(path), full_check=True)
+    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
+        raise StepError(f"onnx.checker refuses the file of model {spec['name']}: {error}", permanent=True) from error
+    model = onnx.load(path)
+    if models.has_module(spec) and _opset(model) != spec["opset"]:
+        raise StepError(
+            f"the exporter wrote opset {_opset(model)} for model {spec['name']}, asked was {spec['opset']}",
+            permanent=True,
+        )
+    return model
+
+
+def _opset(model: Any) -> int:
+    return next(each.version for each in model.opset_import if each.domain in ("", "ai.onnx"))
+
+
+def _described(value: Any, onnx: Any) -> dict[str, Any]:
+    """Name, numpy type and shape of a graph's input or output; a dynamic dimension by its name, unknown None."""
+    kind = value.type.tensor_type
+    return {
+        "name": value.name,
+        "dtype": onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type).name,
+        "shape": [d.dim_value if d.HasField("dim_value") else d.dim_param or None for d in kind.shape.dim],
+    }
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for name in _EXPORTERS:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _pytorch(module: Any) -> Callable[[Arrays], list[np.ndarray]]:
+    import torch
+
+    def run(inputs: Arrays) -> list[np.ndarray]:
+        with torch.inference_mode():
+            found = module(*(torch.from_numpy(array) for array in inputs.values()))
+        return [tensor.numpy() for tensor in ([found] if isinstance(found, torch.Tensor) else found)]
+
+    return run
+
+
+def _onnxruntime(path: Path) -> Callable[[Arrays], list[np.ndarray]]:
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.log_severity_level = 3
+    session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    return lambda inputs: session.run(None, inputs)
+
+
+def _samples(run: Callable[[Arrays], list[np.ndarray]], inputs: Arrays, names: list[str]) -> Arrays:
+    """Outputs by name, ``[samples, ...]``: one run of batch 1 a sample."""
+    count = len(next(iter(inputs.values())))
+    runs = [run({name: array[i : i + 1] for name, array in inputs.items()}) for i in range(count)]
+    outputs = {name: np.concatenate(arrays) for name, arrays in zip(names, zip(*runs, strict=True), strict=False)}
+    for name, array in outputs.items():
+        if array.dtype.kind == "f" and not np.isfinite(array).all():
+            raise StepError(f"output '{name}' of the reference has values that are not finite", permanent=True)
+    return outputs
+
+
+def _compare(
+    spec: dict[str, Any], run: Callable[[Arrays], list[np.ndarray]], inputs: Arrays, expected: Arrays
+) -> dict[str, Any]:
+    """Errors of the file at batch 1 (every sample) and batch 2 (the first two, or one twice) against the reference."""
+    figures: dict[str, Any] = {}
+    count = len(next(iter(inputs.values())))
+    for batch, rows in ((1, [[i] for i in range(count)]), (2, [[0, 1 % count]])):
+        try:
+            runs = [run({name: array[row] for name, array in inputs.items()}) for row in rows]
+        except Exception as error:  # onnxruntime's errors have no common class of their own
+            raise StepError(
+                f"the ONNX file of model {spec['name']} does not run at batch {batch}: {error}", permanent=True
+            ) from error
+        wanted = [i for row in rows for i in row]
+        for name, arrays in zip(expected, zip(*runs, strict=True), strict=True):
+            for part, found, right in _parts(spec, name, np.concatenate(arrays), expected[name][wanted]):
+                figures[f"{part} batch {batch}"] = _error(spec, part, batch, found, right)
+    return figures
+
+
+def _parts(spec: dict[str, Any], name: str, found: np.ndarray, right: np.ndarray) -> list[tuple[str, Any, Any]]:
+    """A detector's boxes and scores are judged apart: the boxes' size, pixels, would hide the scores."""
+    if spec["task"] == "detection" and right.ndim == 3 and found.shape == right.shape and right.shape[1] > 4:
+        return [(f"{name} boxes", found[:, :4], right[:, :4]), (f"{name} scores", found[:, 4:], right[:, 4:])]
+    return [(name, found, right)]
+
+
+def _error(spec: dict[str, Any], part: str, batch: int, found: np.ndarray, right: np.ndarray) -> dict[str, float]:
+    where = f"{part} of model {spec['name']} at batch {batch}"
+    if found.shape != right.shape:
+        raise StepError(f"{where}: ONNX gives the shape {found.shape}, the reference {right.shape}", permanent=True)
+    difference = np.abs(found.astype(np.float64) - right.astype(np.float64))
+    largest = float(difference.max(initial=0))
+    rms = float(np.sqrt(np.mean(np.square(right.astype(np.float64))))) if right.size else 0.0
+    relative = largest / rms if rms else largest
+    accepted = relative <= TOLERANCE or (part.endswith(" scores") and largest <= SCORE_FLOOR)
+    if not accepted:  # also where the error is NaN
+        raise StepError(
+            f"{where}: ONNX differs from the reference by {largest:.3g}, {relative:.3g} of its root mean square "
+            f"{rms:.3g}; allowed is {TOLERANCE:g}",
+            permanent=True,
+        )
+    return {"max_abs": largest, "relative": relative, "rms": rms}

@@ -1,0 +1,355 @@
+"""Turns a validated configuration into everything the workflow makes, and knows what each file is called.
+
+Pure but for reading the host's fingerprint. Rules ask it; nothing else builds a path.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from ladder import fingerprint
+from ladder.config import PRECISIONS_NEEDING_CALIBRATION, Config, Ladder, Model, factors
+from ladder.config import Rung as RungConfig
+from ladder.dependencies import code_hash
+from ladder.files import digest
+
+SAME_ONNX = ("fp32", "tf32", "tf32-conv")  # these run the FP32 file; what differs is the runtime's setting
+
+
+@dataclass(frozen=True)
+class Engine:
+    """One artifact of one rung: what a stack builds from a model, and what is audited."""
+
+    platform: str
+    model: str
+    name: str
+    rung: dict[str, Any]  # the fields of stacks.base.Rung, without the rung's name
+    batch: int | None  # a static engine's batch size
+    precision: str
+
+    @property
+    def folder(self) -> str:
+        return f"artifacts/{self.platform}/{self.model}/{self.name}"
+
+    @property
+    def payload(self) -> str:
+        return f"{self.folder}/engine"
+
+    @property
+    def id(self) -> str:
+        return f"{self.folder}/id.json"
+
+    @property
+    def build(self) -> str:
+        return f"{self.folder}/build.json"
+
+    @property
+    def audit(self) -> str:
+        return f"results/{self.platform}/audit/{self.model}/{self.name}.json"
+
+    @property
+    def verdict(self) -> str:
+        return f"results/{self.platform}/audit/{self.model}/{self.name}.pass.json"
+
+
+@dataclass(frozen=True)
+class Round:
+    model: str
+    ladder: str
+    batch: int
+    number: int
+    platform: str
+
+    @property
+    def record(self) -> str:
+        return f"results/{self.platform}/rounds/{self.model}/{self.ladder}/b{self.batch}/{self.number}.json"
+
+
+def export_file(model: str, name: str) -> str:
+    """Path of one of a model's own artifacts, e.g. fp32.onnx."""
+    return f"artifacts/{model}/{name}"
+
+
+def python_of(environment: str, config: Config) -> str:
+    """The interpreter a stack's processes run in."""
+    if environment == "main":
+        return sys.executable
+    entry = config.environments.get(environment)
+    return entry.python if entry and entry.python else f".venvs/{environment}/bin/python"
+
+
+class Matrix:
+    def __init__(self, config: Config):
+        self.config = config
+        self.platform = config.platform
+        self.device = config.platforms[config.platform].device
+        self.threads = config.platforms[config.platform].threads
+
+    @cached_property
+    def host(self) -> dict[str, Any]:
+        """The fingerprint that engines and rounds of this platform are keyed by."""
+        return fingerprint.host(self.device)
+
+    @cached_property
+    def ladders(self) -> dict[str, Ladder]:
+        """The ladders of the configured platform, after limits."""
+        limits = self.config.limits
+        chosen = {}
+        for name, ladder in self.config.ladders.items():
+            if ladder.platform == self.platform:
+                chosen[name] = ladder.model_copy(
+                    update={
+                        "models": ladder.models[: limits.models],
+                        "batches": ladder.batches[: limits.batches],
+                        "rounds": min(ladder.rounds, limits.rounds or ladder.rounds),
+                    }
+                )
+        return chosen
+
+    def ladders_with(self, word: str) -> list[str]:
+        """Names of the ladders that hold a stack whose api, compiler or device is the word."""
+        stacks = self.config.stacks
+        return [
+            name
+            for name, ladder in self.ladders.items()
+            if any(word in (s.api, s.compiler, s.device) for s in (stacks[rung.stack] for rung in ladder.rungs))
+        ]
+
+    def rounds(self, ladders: list[str] | None = None) -> list[Round]:
+        """Every round of the named ladders, first rounds of all before second ones."""
+        names = list(self.ladders) if ladders is None else ladders
+        found = [
+            Round(model, name, batch, number, self.platform)
+            for name in names
+            for model in self.ladders[name].models
+            for batch in self.ladders[name].batches
+            for number in range(1, self.ladders[name].rounds + 1)
+        ]
+        return sorted(found, key=lambda round: round.number)
+
+    def models(self) -> list[str]:
+        return sorted({model for ladder in self.ladders.values() for model in ladder.models})
+
+    @cached_property
+    def engines(self) -> dict[tuple[str, str], Engine]:
+        """Every engine of the platform by (model, engine name)."""
+        found = {}
+        for ladder in self.ladders.values():
+            for model in ladder.models:
+                for batch in ladder.batches:
+                    for rung in ladder.rungs:
+                        engine = self.engine(ladder, model, rung, batch)
+                        found[model, engine.name] = engine
+        return found
+
+    def engine(self, ladder: Ladder, model: str, rung: RungConfig, batch: int) -> Engine:
+        """The engine a rung runs at a batch size; rungs that differ in launch or transfers share it."""
+        static = rung.shape == "static"
+        parts = [rung.stack, rung.precision]
+        if static:
+            parts.append(f"static-b{batch}")
+        if rung.threads:
+            parts.append(f"t{rung.threads}")
+        if rung.options:
+            parts.append(digest(rung.options)[:8])
+        described = self.rung(ladder, rung)
+        shared = {k: v for k, v in described.items() if k != "name"} | {"launch": "eager", "transfers": "excluded"}
+        return Engine(self.platform, model, "-".join(parts), shared, batch if static else None, rung.precision)
+
+    def rung(self, ladder: Ladder, rung: RungConfig) -> dict[str, Any]:
+        """The fields of stacks.base.Rung."""
+        found = factors(self.config, ladder, rung)
+        if found["threads"] == "physical":
+            found["threads"] = fingerprint.physical_cores()
+        return {"name": rung.name, "stack": rung.stack, **found}
+
+    def model_spec(self, name: str) -> dict[str, Any]:
+        """A model's section as the steps get it: what defines the network, not what it is measured with."""
+        model = self.config.models[name]
+        kept = ("source", "architecture", "input", "opset", "axes", "task")
+        spec = {k: getattr(model, k) for k in kept}
+        weights = model.weights.model_dump(exclude_none=True)
+        return {"name": name, **spec, "weights": weights}
+
+    def data_spec(self, model: str, role: str) -> dict[str, Any]:
+        """The data entry a model's inputs or calibration come from."""
+        found = self.config.models[model]
+        name = (found.calibration or found.data) if role == "calibration" else found.data
+        return self.config.data[name].model_dump(exclude_none=True)
+
+    def has_weights_file(self, model: str) -> bool:
+        return self.config.models[model].weights.seeded is None
+
+    def weights(self, model: str) -> str | None:
+        return export_file(model, "weights.bin") if self.has_weights_file(model) else None
+
+    def onnx(self, engine: Engine) -> str | None:
+        """The ONNX file an engine is built from; None for a stack that runs the module."""
+        if self.config.stacks[engine.rung["stack"]].source == "module":
+            return None
+        return export_file(engine.model, f"{_file_precision(engine.precision)}.onnx")
+
+    def precisions(self, model: str) -> list[str]:
+        """Reduced-precision ONNX files that a model's engines need."""
+        needed = {
+            e.precision
+            for (name, _), e in self.engines.items()
+            if name == model and self.onnx(e) and e.precision in PRECISIONS_NEEDING_CALIBRATION
+        }
+        return sorted(needed)
+
+    def stack_spec(self, stack: str) -> dict[str, Any]:
+        entry = self.config.stacks[stack]
+        return {"module": entry.module, "arguments": entry.arguments}
+
+    def python(self, stack: str) -> str:
+        return python_of(self.config.stacks[stack].environment, self.config)
+
+    def versions(self, stack: str) -> dict[str, str]:
+        """Versions of a stack's distributions, where they can be read from here while planning."""
+        entry = self.config.stacks[stack]
+        return fingerprint.versions(entry.packages) if entry.environment == "main" else {}
+
+    def stack_code(self, stack: str, *modules: str) -> str:
+        """Hash of the given modules and of the stack's own."""
+        return code_hash(*modules, self.config.stacks[stack].module)
+
+    def model_code(self, model: str) -> str:
+        return f"ladder.models.{self.config.models[model].source}"
+
+    # ---- what each step is told -------------------------------------------------------------------
+
+    def engine_spec(self, engine: Engine) -> dict[str, Any]:
+        model = self.config.models[engine.model]
+        stack = engine.rung["stack"]
+        return {
+            "rung": {"name": engine.name, **engine.rung},
+            "stack": self.stack_spec(stack),
+            "model": self.model_spec(engine.model),
+            "profile": _profile(model, engine.batch),
+            "axes": model.axes,
+            "batch": engine.batch,
+            "fingerprint": {**self.host, "versions": self.versions(stack)},
+        }
+
+    def audit_spec(self, engine: Engine) -> dict[str, Any]:
+        thresholds = self.config.parity.get(engine.precision)  # type: ignore[call-overload]
+        return {
+            **self.engine_spec(engine),
+            "engine": engine.name,
+            "platform": self.platform,
+            "thresholds": thresholds.model_dump(exclude_none=True) if thresholds else {},
+            "requested_precision": engine.precision,
+        }
+
+    def round_spec(self, round: Round) -> dict[str, Any]:
+        """Everything a round's result depends on but the contents of the artifacts it names."""
+        ladder, model = self.ladders[round.ladder], self.config.models[round.model]
+        return {
+            "platform": self.platform,
+            "device": self.device,
+            "ladder": round.ladder,
+            "model": self.model_spec(round.model),
+            "batch": round.batch,
+            "round": round.number,
+            "seed": self.config.seed,
+            "measure": self.config.measure.model_dump(),
+            "inputs": export_file(round.model, "inputs.npz"),
+            "profile": profile_of(model),
+            "axes": model.axes,
+            "fingerprint": self.host,
+            "rungs": [self._round_rung(ladder, round, rung) for rung in ladder.rungs],
+        }
+
+    def _round_rung(self, ladder: Ladder, round: Round, rung: RungConfig) -> dict[str, Any]:
+        engine = self.engine(ladder, round.model, rung, round.batch)
+        return {
+            "rung": self.rung(ladder, rung),
+            "stack": self.stack_spec(rung.stack),
+            "python": self.python(rung.stack),
+            "versions": self.versions(rung.stack),
+            "code": self.round_code(rung.stack, round.model),
+            "engine": engine.payload,
+            "engine_id": engine.id,
+            "build": engine.build,
+            "pass": engine.verdict,
+            "export_id": export_file(round.model, "fp32.id.json"),
+            "onnx": self.onnx(engine),
+            "weights": self.weights(round.model),
+        }
+
+    def round_code(self, stack: str, model: str) -> str:
+        modules = ["ladder.round", "ladder.run"]
+        if self.config.stacks[stack].source == "module":
+            modules.append(self.model_code(model))
+        return self.stack_code(stack, *modules)
+
+    def round_inputs(self, round: Round) -> dict[str, list[str]]:
+        """The small identity files a round depends on, and the big files it reads."""
+        ladder = self.ladders[round.ladder]
+        engines = [self.engine(ladder, round.model, rung, round.batch) for rung in ladder.rungs]
+        onnx = {path for engine in engines if (path := self.onnx(engine))}
+        weights = self.weights(round.model)
+        return {
+            "identities": [
+                export_file(round.model, "fp32.id.json"),
+                export_file(round.model, "inputs.id.json"),
+                *sorted({engine.id for engine in engines}),
+                *sorted({engine.verdict for engine in engines}),
+            ],
+            "files": [
+                export_file(round.model, "inputs.npz"),
+                *sorted(onnx),
+                *sorted({engine.payload for engine in engines}),
+                *([weights] if weights else []),
+            ],
+        }
+
+    def plan(self) -> dict[str, Any]:
+        """What the tables are made for: ladders with their steps, for aggregation."""
+        return {
+            "platform": self.platform,
+            "ladders": [
+                {
+                    "platform": self.platform,
+                    "ladder": name,
+                    "model": model,
+                    "batches": ladder.batches,
+                    "rounds": ladder.rounds,
+                    "rungs": [self._plan_rung(ladder, model, rung) for rung in ladder.rungs],
+                    "steps": [step.model_dump(by_alias=True) for step in ladder.all_steps()],
+                }
+                for name, ladder in self.ladders.items()
+                for model in ladder.models
+            ],
+        }
+
+    def _plan_rung(self, ladder: Ladder, model: str, rung: RungConfig) -> dict[str, Any]:
+        engines = {b: self.engine(ladder, model, rung, b).name for b in ladder.batches}
+        return {**self.rung(ladder, rung), "engines": engines}
+
+    def seconds(self, round: Round) -> float:
+        """A round's expected length, s: start-up, warm-up and both timed passes of every rung."""
+        settings = self.config.measure
+        timed = settings.repeats * settings.max_seconds * 1.2 + max(settings.throughput_seconds, 1.0)
+        return len(self.ladders[round.ladder].rungs) * (STARTUP_SECONDS + settings.pause_seconds + timed)
+
+
+STARTUP_SECONDS = 3.0  # a process, its imports and the opened engine; measured on two cores: 1 to 5 s
+
+
+def _file_precision(precision: str) -> str:
+    return "fp32" if precision in SAME_ONNX else precision
+
+
+def profile_of(model: Model) -> dict[str, int]:
+    return model.profile.model_dump()
+
+
+def _profile(model: Model, batch: int | None) -> dict[str, int]:
+    return profile_of(model) if batch is None else {"min": batch, "opt": batch, "max": batch}
+
+

@@ -1,0 +1,126 @@
+"""What is benchmarked: one module a source, behind one small protocol.
+
+A source gives a model as a PyTorch module (where it has one), as an ONNX file, and says what goes in.
+Everything is decided by the model's section of the configuration (``spec``) and its weights file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from ladder.errors import StepError
+from ladder.weights import label as weights_label
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["InputSpec", "axes", "export", "input_names", "input_specs", "load", "output_names", "weights_label"]
+
+Spec = dict[str, Any]
+Axes = dict[str, int | str]
+
+
+@dataclass(frozen=True)
+class InputSpec:
+    """One input of a model. ``shape`` is that of one sample: the batch axis is before it."""
+
+    name: str
+    dtype: str  # numpy's name
+    shape: tuple[int, ...]
+    kind: str  # picture (3 × height × width, RGB, 0 to 1) | tokens | any
+    mean: tuple[float, ...] | None = None  # a picture is (value - mean) / std, a channel each
+    std: tuple[float, ...] | None = None
+
+
+class Source(Protocol):
+    """What a module of this package defines. All raise StepError."""
+
+    def load(self, spec: Spec, weights: Path | None) -> torch.nn.Module: ...
+
+    def input_specs(self, spec: Spec, weights: Path | None) -> list[InputSpec]: ...
+
+    def output_names(self, spec: Spec, weights: Path | None) -> list[str]: ...
+
+    def axes(self, spec: Spec, weights: Path | None) -> Axes: ...
+
+    def export(self, spec: Spec, weights: Path | None, module: torch.nn.Module | None, destination: Path) -> None: ...
+
+
+def _source(spec: Spec) -> Source:
+    from ladder.models import onnx, torchvision, transformers, ultralytics
+
+    sources: dict[str, Source] = {
+        "onnx": onnx,
+        "torchvision": torchvision,
+        "transformers": transformers,
+        "ultralytics": ultralytics,
+    }
+    return sources[spec["source"]]
+
+
+def has_module(spec: Spec) -> bool:
+    """Whether PyTorch can run the model; one that exists as ONNX only has no module."""
+    return spec["source"] != "onnx"
+
+
+def load(spec: Spec, weights: Path | None = None) -> torch.nn.Module:
+    """The model on the CPU in FP32: eval, without gradients, convolutions fused with their batch norms.
+
+    ``forward`` takes the inputs by position in the order of ``input_names`` and returns a tensor or a
+    tuple of them in the order of ``output_names``. The decode head of a detector is inside. Leaves the
+    process as it was: threads, seeds, environment.
+    """
+    return _source(spec).load(spec, weights).requires_grad_(False).eval()
+
+
+def input_specs(spec: Spec, weights: Path | None = None) -> list[InputSpec]:
+    """The inputs in order; an ONNX model needs its file for that."""
+    return _source(spec).input_specs(spec, weights)
+
+
+def input_names(spec: Spec, weights: Path | None = None) -> list[str]:
+    return [each.name for each in input_specs(spec, weights)]
+
+
+def output_names(spec: Spec, weights: Path | None = None) -> list[str]:
+    """The outputs in order. A model of ultralytics may have fewer: it then has the first of these."""
+    return _source(spec).output_names(spec, weights)
+
+
+def axes(spec: Spec, weights: Path | None = None) -> Axes:
+    """The value of every dynamic axis of the exported ONNX file's inputs, by name; "batch" for a batch axis."""
+    return _source(spec).axes(spec, weights)
+
+
+def export(spec: Spec, weights: Path | None, module: torch.nn.Module | None, destination: Path) -> None:
+    """Write the model as one ONNX file with its dynamic axes named as in ``axes``.
+
+    ``module`` is what ``load`` gave (None for a model that exists as ONNX only); it may be changed.
+    """
+    _source(spec).export(spec, weights, module, destination)
+
+
+def state_sha256(module: torch.nn.Module) -> str:
+    """One hash over the names, types, shapes and values of a module's parameters and buffers."""
+    hasher = hashlib.sha256()
+    for name, tensor in sorted(module.state_dict().items()):
+        hasher.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        hasher.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+    return hasher.hexdigest()
+
+
+def check_axes(spec: Spec, known: Axes) -> Axes:
+    """``known``, once the axes written in ``spec`` are among them. Raises StepError naming the valid ones."""
+    for name, value in (spec.get("axes") or {}).items():
+        if name not in known:
+            raise StepError(
+                f"model {spec['name']} has no axis '{name}'; its dynamic axes are {', '.join(known)}", permanent=True
+            )
+        if value != known[name]:
+            raise StepError(
+                f"axis '{name}' of model {spec['name']} must be {known[name]!r}, not {value!r}", permanent=True
+            )
+    return known

@@ -1,0 +1,249 @@
+"""The report's figures as Vega-Lite specifications. They place what the tables hold; units are on the axes.
+
+Colours are those of Okabe & Ito, Color Universal Design, 2008, told apart with every common colour blindness;
+what a figure says by colour it says by shape, label or dashes too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import altair as alt
+import numpy as np
+
+from ladder.report.page import Spec
+from ladder.report.text import number
+
+Row = Mapping[str, Any]
+
+BLACK, ORANGE, SKY, GREEN, YELLOW, BLUE, VERMILION, PURPLE = (
+    "#000000", "#E69F00", "#56B4E9", "#009E73", "#F0E442", "#0072B2", "#D55E00", "#CC79A7",
+)  # fmt: skip
+GREY = "#999999"
+
+CAUSE_COLOURS = {
+    "launch": ORANGE,
+    "compilation": BLUE,
+    "wrapper": PURPLE,
+    "precision": GREEN,
+    "specialisation": SKY,
+    "tuning": YELLOW,
+    "none": GREY,
+}
+PRECISION_COLOURS = {
+    "fp32": BLUE,
+    "tf32": SKY,
+    "tf32-conv": PURPLE,
+    "fp16": ORANGE,
+    "bf16": VERMILION,
+    "int8": GREEN,
+    "unknown": BLACK,
+}
+RUNG_COLOURS = (BLUE, VERMILION, GREEN, ORANGE, PURPLE, SKY, BLACK, YELLOW)
+RUNG_SHAPES = ("circle", "square", "triangle-up", "diamond", "cross", "triangle-down", "triangle-right", "triangle-left")
+SHOWN = ("faster", "slower")  # verdicts of steps that are drawn at full strength
+
+LATENCY_POINTS = 60_000  # in all panels of a page together; more make it slow to open
+LABEL_SIZE = 12
+CONFIG = {
+    "font": "system-ui, sans-serif",
+    "axis": {"labelFontSize": LABEL_SIZE, "titleFontSize": LABEL_SIZE, "titleFontWeight": "normal", "grid": True},
+    "legend": {"labelFontSize": LABEL_SIZE, "titleFontSize": LABEL_SIZE, "orient": "bottom", "columns": 2, "labelLimit": 260},
+    "view": {"stroke": None},
+}
+
+
+def _finished(chart: alt.TopLevelMixin, description: str) -> Spec:
+    spec = chart.properties(description=description).to_dict()  # type: ignore[attr-defined]
+    return spec | {"config": CONFIG, "autosize": {"type": "fit-x", "contains": "padding"}}
+
+
+def _data(rows: Iterable[Row]) -> alt.InlineData:
+    return alt.InlineData(values=[dict(row) for row in rows])
+
+
+def waterfall(path: Sequence[Row]) -> Spec:
+    """A waterfall of one path of steps (rows of ladder.csv with from_ms and to_ms) for one batch, top to bottom.
+
+    Each bar runs from the step's from_ms to its to_ms, with the interval of its gain around to_ms; the first and last
+    bars are whole latencies. Steps that are within noise or undecided are faded and dashed.
+    """
+    first, last = path[0], path[-1]
+    widest = max(max(step["from_ms"], step["to_ms"]) for step in path)
+    totals = [
+        {"label": f"{rung}", "start": 0, "end": ms, "text": f"{number(ms)} ms"}
+        for rung, ms in ((first["from"], first["from_ms"]), (f"{last['to']} ", last["to_ms"]))
+    ]
+    bars = [_bar(step, widest) for step in path]
+    order = [totals[0]["label"], *(bar["label"] for bar in bars), totals[1]["label"]]
+    causes = list(dict.fromkeys(step["cause"] for step in path))
+
+    y = alt.Y("label:N").sort(order).title(None).axis(
+        labelExpr="split(datum.label, '\\n')", labelLimit=150, grid=False, ticks=False, domain=False, labelPadding=6
+    )  # fmt: skip
+    x = alt.X("start:Q").title("latency, ms").scale(domain=[0, widest * 1.02], nice=False)
+    colour = alt.Color("cause:N").title("cause").scale(domain=causes, range=[CAUSE_COLOURS[cause] for cause in causes])
+
+    def layer(rows: list[Row]) -> alt.Chart:
+        return alt.Chart(_data(rows)).encode(y=y, x=x)
+
+    sure = [bar for bar in bars if bar["verdict"] in SHOWN]
+    unsure = [bar for bar in bars if bar["verdict"] not in SHOWN]
+    tooltip = [alt.Tooltip(f"{key}:N") for key in ("step", "cause", "from → to, ms", "gain", "verdict")]
+    layers = [
+        layer(totals).mark_bar(color="#555555", height=22).encode(x2="end:Q"),
+        layer(sure).mark_bar(height=22).encode(x2="end:Q", color=colour, tooltip=tooltip),
+        layer(unsure)
+        .mark_bar(height=22, fillOpacity=0.25, strokeDash=[4, 3], strokeWidth=1.5)
+        .encode(x2="end:Q", color=colour, stroke=colour, tooltip=tooltip),
+        layer([bar for bar in bars if bar["low"] is not None])
+        .mark_rule(strokeWidth=1.5, color=BLACK)
+        .encode(x="low:Q", x2="high:Q"),
+    ]
+    for end in ("low", "high"):
+        ticks = layer([bar for bar in bars if bar[end] is not None]).mark_tick(thickness=1.5, size=12, color=BLACK)
+        layers.append(ticks.encode(x=f"{end}:Q"))
+    inside = [row for row in totals if row["end"] > 0.4 * widest]
+    outside = [row for row in totals if row not in inside]
+    layers += [
+        layer(inside).mark_text(align="left", dx=6, color="white", fontSize=LABEL_SIZE).encode(text="text:N"),
+        layer(outside).mark_text(align="left", dx=6, fontSize=LABEL_SIZE).encode(x="end:Q", text="text:N"),
+        layer([bar for bar in bars if bar["side"] == "left"])
+        .mark_text(align="right", dx=-8, fontSize=LABEL_SIZE, lineBreak="\n")
+        .encode(x="edge:Q", text="text:N"),
+        layer([bar for bar in bars if bar["side"] == "right"])
+        .mark_text(align="left", dx=8, fontSize=LABEL_SIZE, lineBreak="\n")
+        .encode(x="edge:Q", text="text:N"),
+    ]
+    chart = alt.layer(*layers).properties(width="container", height=alt.Step(44))
+    return _finished(chart, f"Waterfall of latency from {first['from']} to {last['to']}")
+
+
+def _bar(step: Row, widest: float) -> Row:
+    """Where a step's bar, interval and label stand. The interval of the gain, drawn around to_ms, turns around."""
+    low = high = None
+    if step["ci_low_pct"] is not None:
+        low, high = (step["from_ms"] * (1 - step[key] / 100) for key in ("ci_high_pct", "ci_low_pct"))
+        high = min(high, widest * 1.02)
+    ends = [end for end in (step["from_ms"], step["to_ms"], low, high) if end is not None]
+    side = "left" if min(ends) > widest - max(ends) else "right"
+    sign = "−" if step["gain_ms"] >= 0 else "+"
+    text = f"{sign}{number(abs(step['gain_ms']))} ms, {sign}{abs(step['gain_pct']):.1f} %"
+    if step["verdict"] not in SHOWN:
+        text += f"\n{step['verdict']}"
+    return {
+        "label": f"{step['cause']}:\n{step['to']}",
+        "start": step["from_ms"],
+        "end": step["to_ms"],
+        "low": low,
+        "high": high,
+        "side": side,
+        "edge": min(ends) if side == "left" else max(ends),
+        "text": text,
+        "cause": step["cause"],
+        "verdict": step["verdict"],
+        "step": f"{step['from']} → {step['to']}",
+        "from → to, ms": f"{number(step['from_ms'])} → {number(step['to_ms'])}",
+        "gain": f"{step['gain_pct']:.1f} %",
+    }
+
+
+def throughput(rows: Sequence[Row], saturation: Sequence[Row], rungs: Sequence[str]) -> Spec:
+    """Images/s against batch for the rungs of one ladder: medians over rounds, their range, saturation points ringed.
+
+    ``rows`` and ``saturation`` are the summary's ``throughput`` and ``saturation`` of that ladder.
+    """
+    batches = sorted({row["batch"] for row in rows})
+    shown = [rung for rung in rungs if any(row["rung"] == rung for row in rows)]
+    points = {(row["rung"], row["batch"]): row for row in rows}
+    rings = [points[mark["rung"], mark["batch"]] for mark in saturation if mark["batch"] is not None]
+    x = (
+        alt.X("batch:Q")
+        .title("batch, images (logarithmic)")
+        .scale(type="log", base=2, domain=[batches[0] / 1.15, batches[-1] * 1.15], nice=False)
+        .axis(values=batches, format="d", grid=False, labelOverlap=True)
+    )
+    y = alt.Y("median_ips:Q").title("throughput, images/s").scale(zero=True)
+    colour = alt.Color("rung:N").title(None).scale(domain=shown, range=_cycled(RUNG_COLOURS, len(shown)))
+    shape = alt.Shape("rung:N").title(None).scale(domain=shown, range=_cycled(RUNG_SHAPES, len(shown)))
+    base = alt.Chart(_data(rows)).encode(x=x, y=y, color=colour)
+    tooltip = [alt.Tooltip(key) for key in ("rung:N", "batch:Q", "median_ips:Q", "min_ips:Q", "max_ips:Q", "rounds:Q")]
+    chart = alt.layer(
+        base.mark_line(strokeWidth=1.5),
+        base.mark_rule().encode(y=alt.Y("min_ips:Q"), y2="max_ips:Q"),
+        base.mark_point(filled=True, size=70, opacity=1).encode(shape=shape, tooltip=tooltip),
+        alt.Chart(_data(rings)).mark_point(size=320, shape="circle", filled=False, color=BLACK, strokeWidth=1.5).encode(x=x, y=y),
+    ).properties(width="container", height=280)
+    return _finished(chart, f"Throughput in images per second against batch for {', '.join(shown)}")
+
+
+def _cycled(values: Sequence[str], count: int) -> list[str]:
+    return [values[index % len(values)] for index in range(count)]
+
+
+def latency(runs: Sequence[tuple[int, np.ndarray, float]], limit: int) -> tuple[Spec, str]:
+    """Latencies of one rung and batch in arrival order, rounds one after another, with each run's median.
+
+    ``runs`` is a list of (round, latencies in ns [iterations], median in ms). At most about ``limit`` points are
+    shown: of longer runs the lowest and highest of each block of neighbours. Returns the figure and what it shows.
+    """
+    total = sum(len(ns) for _, ns, _ in runs)
+    block = 1 if total <= limit else int(np.ceil(2 * total / limit))
+    points, medians, offset = [], [], 0
+    for position, (number_, ns, median) in enumerate(runs):
+        parity = "odd" if position % 2 == 0 else "even"
+        for index in extremes(ns, block):
+            points.append({"i": offset + int(index), "ms": round(float(ns[index]) / 1e6, 6), "r": number_, "p": parity})
+        medians.append({"i": offset, "to": offset + len(ns), "ms": median, "r": number_})
+        offset += len(ns)
+    x = alt.X("i:Q").title("iteration, in arrival order").scale(domain=[0, total], nice=False).axis(grid=False, tickCount=5)
+    y = alt.Y("ms:Q").title("latency, ms").scale(zero=False).axis(tickCount=5)
+    colour = alt.Color("p:N", legend=None).scale(domain=["odd", "even"], range=[BLUE, ORANGE])
+    tooltip = [alt.Tooltip("r:Q", title="round"), alt.Tooltip("ms:Q", title="ms")]
+    chart = alt.layer(
+        alt.Chart(_data(points)).mark_point(filled=True, size=12, opacity=0.7).encode(x=x, y=y, color=colour, tooltip=tooltip),
+        alt.Chart(_data(medians)).mark_rule(strokeWidth=2, color=BLACK).encode(x=x, x2="to:Q", y=y, tooltip=tooltip),
+    ).properties(width="container", height=150)
+    shown = f"{total:,} iterations" if block == 1 else f"{len(points):,} of {total:,} iterations"
+    if block > 1:
+        shown += f", the lowest and highest of every {block:,}"
+    return _finished(chart, f"Latency in arrival order, {len(runs)} rounds"), shown
+
+
+def extremes(values: np.ndarray, block: int) -> np.ndarray:
+    """Indices of the lowest and highest value of each block of neighbours, in order; all indices for a block of 1."""
+    if block == 1:
+        return np.arange(len(values))
+    starts = range(0, len(values), block)
+    found = [
+        start + index
+        for start in starts
+        for index in (int(np.argmin(values[start : start + block])), int(np.argmax(values[start : start + block])))
+    ]
+    return np.unique(found)
+
+
+def nodes(rows: Sequence[Row], by: str, value: str, title: str) -> Spec:
+    """Stacked bars of ``value`` (nodes, or ms) by precision, one bar for each distinct ``by`` (engine, or type)."""
+    totals: dict[str, float] = {}
+    for row in rows:
+        totals[row[by]] = totals.get(row[by], 0) + row[value]
+    order = list(totals) if by == "engine" else sorted(totals, key=lambda key: -totals[key])
+    known = [*PRECISION_COLOURS, *sorted({row["precision"] for row in rows} - set(PRECISION_COLOURS))]
+    shown = [precision for precision in known if any(row["precision"] == precision for row in rows)]
+    colours = [PRECISION_COLOURS.get(precision, GREY) for precision in shown]
+    numbered = [dict(row) | {"order": shown.index(row["precision"])} for row in rows]
+    chart = (
+        alt.Chart(_data(numbered))
+        .mark_bar(stroke="white", strokeWidth=0.5)
+        .encode(
+            y=alt.Y(f"{by}:N").sort(order).title(None).axis(labelLimit=160, ticks=False, domain=False),
+            x=alt.X(f"sum({value}):Q").title(title).axis(tickCount=5),
+            color=alt.Color("precision:N").title("precision").scale(domain=shown, range=colours),
+            order=alt.Order("order:Q"),
+            tooltip=[f"{by}:N", "precision:N", alt.Tooltip(f"sum({value}):Q", title=title)],
+        )
+        .properties(width="container", height=alt.Step(24))
+    )
+    return _finished(chart, f"{title} by precision for {', '.join(totals)}")

@@ -1,0 +1,239 @@
+"""The job that measures: every rung of a ladder once, back to back, on a host held alone.
+
+Each rung runs in a fresh process of its own environment, in a seeded random order, so that both sides
+of a step were measured seconds apart on the same device and drift cancels in the pairing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import random
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from ladder import dependencies, fingerprint, locks, preflight, process
+from ladder.files import digest, read_json, replacing, write_json
+from ladder.step import attempts_path
+
+# variables of the caller that would change what a rung does behind the configuration's back
+_CLEARED = ("OMP_PROC_BIND", "KMP_AFFINITY", "GOMP_CPU_AFFINITY", "KMP_BLOCKTIME", "OMP_WAIT_POLICY", "ONEDNN_MAX_CPU_ISA")
+_NO_LATENCIES = np.empty((0, 2), np.int64)
+_THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+
+
+def order(rungs: list[str], seed: int, number: int) -> list[str]:
+    """The rungs in the random order of one round; the same seed and round give the same order."""
+    shuffled = sorted(rungs)
+    random.Random(f"{seed}/{number}").shuffle(shuffled)
+    return shuffled
+
+
+def measure_round(spec: dict[str, Any], output: Path, raw: Path, log: Path) -> dict[str, Any]:
+    """Measure one round and write its record and its raw latencies; return the record.
+
+    A finished round whose key (everything it depends on, by content) is the same is kept as it is.
+    """
+    upstream = {rung["rung"]["name"]: _upstream(rung) for rung in spec["rungs"]}
+    key = digest([spec, upstream])
+    kept = _finished(output, raw, key)
+    if kept is not None:
+        return {**kept, "kept": True}
+    sitting = os.environ.get("LADDER_SITTING", "by hand")
+    device = spec["device"]
+    host = preflight.host_state(device)
+    rows: list[dict[str, Any]] = []
+    failures: list[dict[str, Any]] = []
+    tables: list[pa.Table] = []
+    details: dict[str, Any] = {}
+    by_name = {rung["rung"]["name"]: rung for rung in spec["rungs"]}
+    waiting = "waiting: another workflow of this host is measuring or building"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with locks.host_lock(exclusive=True, waiting=waiting), open(log, "w", encoding="utf-8") as log_stream:
+        load = preflight.load_average()
+        threads = max(rung["rung"]["threads"] for rung in spec["rungs"])
+        warnings = preflight.warnings(host, load or 0.0, threads)
+        for position, name in enumerate(order(list(by_name), spec["seed"], spec["round"])):
+            rung = by_name[name]
+            if (failed := upstream[name]["failed"]) is not None:
+                failures.append(_failure(spec, name, failed))
+                continue
+            result, latencies, cost = _run(spec, rung, upstream[name], log_stream)
+            if result["status"] != "ok":
+                failures.append(_failure(spec, name, {"stage": "run", "log": str(log), **result}))
+                continue
+            rows.append(
+                {
+                    "platform": spec["platform"],
+                    "host": platform.node(),
+                    "device_uuid": fingerprint.device_uuid(device),
+                    "model": spec["model"]["name"],
+                    "weights": upstream[name]["weights"],
+                    "ladder": spec["ladder"],
+                    "rung": name,
+                    **{k: v for k, v in rung["rung"].items() if k != "name"},
+                    "options": json.dumps(rung["rung"]["options"], sort_keys=True),
+                    "batch": spec["batch"],
+                    "round": spec["round"],
+                    "position": position,
+                    "sitting": sitting,
+                    **result["row"],
+                    **cost,
+                    "fp32_onnx_sha256": upstream[name]["fp32_onnx_sha256"],
+                    "artifact_sha256": upstream[name]["artifact_sha256"],
+                    "raw": str(raw),
+                }
+            )
+            details[name] = {"facts": result["facts"], "identity": result["identity"]}
+            tables.append(_table(name, latencies))
+    with replacing(raw) as temporary:
+        pq.write_table(pa.concat_tables(tables) if tables else _table("", _NO_LATENCIES), temporary)
+    record = {
+        "key": key,
+        "rows": rows,
+        "failures": failures,
+        "details": details,
+        "host_state": host,
+        "warnings": warnings,
+    }
+    if any(not failure["permanent"] and failure["stage"] == "run" for failure in failures):
+        with open(attempts_path(output), "a", encoding="utf-8") as stream:
+            stream.write(f"{sitting}\n")
+    write_json(output, record)
+    return {**record, "kept": False}
+
+
+def _upstream(rung: dict[str, Any]) -> dict[str, Any]:
+    """What a rung's artifacts say of themselves, and why it cannot run, if it cannot."""
+    export, engine, verdict = (read_json(Path(rung[k])) for k in ("export_id", "engine_id", "pass"))
+    if verdict["verdict"] in ("exclude", "failed"):
+        failed = {"stage": verdict.get("stage", "audit"), **{k: verdict.get(k) for k in ("reason", "permanent", "log")}}
+    else:
+        failed = None
+    return {
+        "failed": failed,
+        "verdict": verdict,
+        "engine": engine,
+        "weights": export.get("weights"),
+        "fp32_onnx_sha256": export.get("sha256"),
+        "artifact_sha256": None,
+    }
+
+
+def _finished(output: Path, raw: Path, key: str) -> dict[str, Any] | None:
+    """The earlier record of this round, if it was measured under the same key and nothing is to be retried."""
+    if os.environ.get("LADDER_FORCE") or not (output.is_file() and raw.is_file()):
+        return None
+    try:
+        record = read_json(output)
+    except ValueError:
+        return None
+    retry = any(f["stage"] == "run" and not f["permanent"] for f in record.get("failures", []))
+    return record if record.get("key") == key and not retry else None
+
+
+def _run(
+    spec: dict[str, Any], rung: dict[str, Any], upstream: dict[str, Any], log: Any
+) -> tuple[dict[str, Any], np.ndarray, dict[str, Any]]:
+    """Start one rung's process and wait. Returns its result, its latencies (ns) and what measuring cost."""
+    timeout = spec["measure"]["timeout_seconds"]
+    upstream["artifact_sha256"] = read_json(Path(rung["build"]))["sha256"]
+    with tempfile.TemporaryDirectory(prefix="ladder-run-") as folder:
+        spec_file = Path(folder) / "run.json"
+        write_json(
+            spec_file,
+            {
+                **{k: rung[k] for k in ("rung", "stack", "engine", "onnx", "weights")},
+                **{k: spec[k] for k in ("model", "batch", "inputs", "measure", "profile", "axes")},
+                "artifact_sha256": upstream["artifact_sha256"],
+            },
+        )
+        print(f"--- {rung['rung']['name']}", file=log, flush=True)
+        time.sleep(spec["measure"]["pause_seconds"])
+        load = preflight.load_average()
+        with _watch_cost() as cost:
+            try:
+                done = subprocess.run(
+                    [rung["python"], "-m", "ladder.run", str(spec_file)],
+                    env=_environment(rung["rung"]["threads"]),
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    timeout=timeout,
+                )
+                code: int | str | None = done.returncode
+            except subprocess.TimeoutExpired:
+                code = None
+            except OSError as error:
+                code = f"cannot start {rung['python']}: {error.strerror}; see environments in the configuration"
+        result_file = spec_file.with_suffix(".result.json")
+        if result_file.is_file():
+            result = read_json(result_file)
+        else:
+            result = {"status": "failed", "permanent": False, "reason": _death(code, timeout)}
+        latencies = spec_file.with_suffix(".latencies.npy")
+        values = np.load(latencies) if latencies.is_file() else _NO_LATENCIES
+    return result, values, {"load_before": load, **cost}
+
+
+def _environment(threads: int) -> dict[str, str]:
+    """The caller's variables with the package on the path and the rung's own threads."""
+    kept = {k: v for k, v in os.environ.items() if k not in _CLEARED}
+    return kept | {"PYTHONPATH": str(dependencies.ROOT)} | dict.fromkeys(_THREAD_VARIABLES, str(threads))
+
+
+@contextmanager
+def _watch_cost() -> Iterator[dict[str, Any]]:
+    """Fill in ``parent_cpu_pct``: CPU time of the workflow engine and of this process, % of one core."""
+    cost: dict[str, Any] = {"parent_cpu_pct": None}
+    processes = (os.getppid(), os.getpid())
+    before, start = [process.cpu_seconds(pid) for pid in processes], time.monotonic()
+    yield cost
+    after, seconds = [process.cpu_seconds(pid) for pid in processes], time.monotonic() - start
+    if None not in (*before, *after):
+        used = sum(a - b for a, b in zip(after, before, strict=True))  # type: ignore[operator]
+        cost["parent_cpu_pct"] = round(100 * used / seconds, 3)
+
+
+def _death(code: int | str | None, timeout: float) -> str:
+    if isinstance(code, str):
+        return code
+    if code is None:
+        return f"took longer than {timeout:g} s and was stopped; raise measure.timeout_seconds if it is only slow"
+    if code == -9:
+        return "was killed (signal 9), most often by the system because memory ran out; try a smaller batch"
+    return f"died with {'signal ' + str(-code) if code < 0 else 'exit status ' + str(code)}; its log has the details"
+
+
+def _failure(spec: dict[str, Any], rung: str, why: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "platform": spec["platform"],
+        "model": spec["model"]["name"],
+        "ladder": spec["ladder"],
+        "rung": rung,
+        "batch": spec["batch"],
+        "round": spec["round"],
+        **{k: why.get(k) for k in ("stage", "permanent", "reason", "log")},
+    }
+
+
+def _table(rung: str, latencies: np.ndarray) -> pa.Table:
+    """Latencies [iterations, 2] (repeat, ns) as the rows of the raw file, in arrival order."""
+    return pa.table(
+        {
+            "rung": pa.array([rung] * len(latencies), pa.string()).dictionary_encode(),
+            "repeat": pa.array(latencies[:, 0].astype(np.int16)),
+            "iteration": pa.array(np.arange(len(latencies), dtype=np.int32)),
+            "latency_ns": pa.array(latencies[:, 1]),
+        }
+    )

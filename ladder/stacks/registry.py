@@ -1,0 +1,89 @@
+"""The stacks that come with the project, as data: planning never imports a runtime.
+
+An entry in the configuration's ``stacks`` section has the same fields and replaces or adds to these.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+_ONNX_PRECISIONS = ["fp32", "fp16", "bf16", "int8", "int8-fp16"]
+_TORCH_PRECISIONS = ["fp32", "tf32", "tf32-conv", "fp16", "bf16"]
+
+
+def _torch(device: str, environment: str, compiler: str = "none") -> dict[str, Any]:
+    return {
+        "module": "ladder.stacks.pytorch",
+        "arguments": {"device": device, "compiler": compiler},
+        "environment": environment,
+        "device": device,
+        "api": "pytorch",
+        "compiler": compiler,
+        "source": "module",
+        "precisions": _TORCH_PRECISIONS if device != "cpu" else ["fp32", "bf16"],
+        "launches": ["eager"] if device == "cpu" or compiler != "none" else ["eager", "graph"],
+        "packages": ["torch", "torchvision", "ultralytics", "transformers"],
+    }
+
+
+def _onnxruntime(
+    device: str, environment: str, provider: str, compiler: str, package: str
+) -> dict[str, Any]:
+    return {
+        "module": "ladder.stacks.onnxruntime",
+        "arguments": {"provider": provider},
+        "environment": environment,
+        "device": device,
+        "api": "onnxruntime",
+        "compiler": compiler,
+        "source": "onnx",
+        "precisions": _ONNX_PRECISIONS,
+        "launches": ["eager", "graph"] if device == "cuda" else ["eager"],
+        "packages": [package],
+    }
+
+
+def _raw(
+    device: str,
+    environment: str,
+    module: str,
+    compiler: str,
+    package: str,
+    precisions: list[str],
+    launches: tuple[str, ...] = ("eager",),
+) -> dict[str, Any]:
+    return {
+        "module": f"ladder.stacks.{module}",
+        "arguments": {},
+        "environment": environment,
+        "device": device,
+        "api": compiler,
+        "compiler": compiler,
+        "source": "onnx",
+        "precisions": precisions,
+        "launches": list(launches),
+        "packages": [package],
+    }
+
+
+_TENSORRT = ["fp32", "tf32", "fp16", "bf16", "int8", "int8-fp16"]
+
+BUILT_IN: dict[str, dict[str, Any]] = {
+    "pytorch-cpu": _torch("cpu", "main"),
+    "pytorch-cuda": _torch("cuda", "cuda"),
+    "pytorch-rocm": _torch("rocm", "rocm"),
+    "pytorch-inductor-cuda": _torch("cuda", "cuda", "inductor"),
+    "onnxruntime-cpu": _onnxruntime("cpu", "main", "CPUExecutionProvider", "onnxruntime", "onnxruntime"),
+    "onnxruntime-cuda": _onnxruntime("cuda", "cuda", "CUDAExecutionProvider", "onnxruntime", "onnxruntime-gpu"),
+    "onnxruntime-tensorrt": _onnxruntime("cuda", "cuda", "TensorrtExecutionProvider", "tensorrt", "onnxruntime-gpu"),
+    "onnxruntime-migraphx": _onnxruntime(
+        "rocm", "migraphx", "MIGraphXExecutionProvider", "migraphx", "onnxruntime-migraphx"
+    ),
+    "onnxruntime-rocm": _onnxruntime(
+        "rocm", "onnxruntime-rocm", "ROCMExecutionProvider", "onnxruntime", "onnxruntime-rocm"
+    ),
+    "openvino-cpu": _raw("cpu", "main", "openvino", "openvino", "openvino", ["fp32", "bf16", "int8"]),
+    "tensorrt": _raw("cuda", "cuda", "tensorrt", "tensorrt", "tensorrt", _TENSORRT, ("eager", "graph")),
+    "tensorrt-rtx": _raw("cuda", "tensorrt-rtx", "tensorrt", "tensorrt", "tensorrt-rtx", _TENSORRT, ("eager", "graph")),
+    "migraphx": _raw("rocm", "rocm", "migraphx", "migraphx", "migraphx", _ONNX_PRECISIONS),
+}

@@ -1,0 +1,27 @@
+# One job a round: every rung of the ladder once, back to back, on a host held alone.
+
+
+rule round:
+    input:
+        lambda w: matrix.round_inputs(round_of(w))["identities"],
+        files=lambda w: [ancient(file) for file in matrix.round_inputs(round_of(w))["files"]],
+    output:
+        # kept until the script has seen whether anything that it depends on really changed
+        record=update("results/{platform}/rounds/{model}/{ladder}/b{batch}/{number}.json"),
+        raw=update("results/{platform}/rounds/{model}/{ladder}/b{batch}/{number}.parquet"),
+    params:
+        spec=spec(lambda w: matrix.round_spec(round_of(w))),
+        retry=retry("results/{platform}/rounds/{model}/{ladder}/b{batch}/{number}.json"),
+    resources:
+        host=HOST_SHARES,
+    priority: lambda w: -int(w.number)
+    log:
+        "logs/round/{platform}/{model}/{ladder}/b{batch}/{number}.log",
+    shell:
+        "{PYTHON} scripts/round.py --spec {params.spec:q} --output {output.record:q} --raw {output.raw:q} --log {log:q}"
+
+
+def round_of(wildcards):
+    return Round(
+        wildcards.model, wildcards.ladder, int(wildcards.batch), int(wildcards.number), wildcards.platform
+    )

@@ -1,0 +1,36 @@
+"""Measure one round: each rung of a ladder once, in a fresh process, on a host held alone."""
+
+import _repository  # noqa: F401
+
+import argparse
+import sys
+import time
+from pathlib import Path
+
+from ladder import process, progress
+from ladder.round import measure_round
+from ladder.step import json_argument
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--spec", type=json_argument, required=True, help="what to measure, as JSON or @FILE (see ladder.matrix.Matrix.round_spec)")
+    parser.add_argument("--output", type=Path, required=True, help="the round's record (JSON)")
+    parser.add_argument("--raw", type=Path, required=True, help="the round's latencies in ns, in arrival order (Parquet)")
+    parser.add_argument("--log", type=Path, required=True, help="what the rungs' processes print")
+    args = parser.parse_args()
+    process.die_with_parent()
+    spec, start = args.spec, time.monotonic()
+    record = measure_round(spec, args.output, args.raw, args.log)
+    for warning in record["warnings"]:
+        print(f"warning: {warning}", file=sys.stderr)
+    what = f"{spec['model']['name']} · {spec['ladder']} · batch {spec['batch']} · round {spec['round']}"
+    if record["kept"]:
+        print(f"{what}: kept, nothing it depends on has changed", file=sys.stderr)
+    else:
+        failed = f", {len(record['failures'])} rungs failed" if record["failures"] else ""
+        print(f"{what}{failed}: {progress.finish_round(time.monotonic() - start)}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,243 @@
+"""A made-up run of the pipeline for the tests of tables and report: no number in it was measured."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from ladder import tables
+from ladder.files import write_json
+
+# rung -> (factors that differ from CPU defaults, invented ms per launch, invented ms per image)
+CPU_RUNGS = {
+    "pytorch-fp32": ({"api": "pytorch", "compiler": "none"}, 30.0, 80.0),
+    "onnxruntime-fp32": ({"api": "onnxruntime", "compiler": "onnxruntime"}, 4.0, 60.0),
+    "onnxruntime-int8": ({"api": "onnxruntime", "compiler": "onnxruntime", "precision": "int8"}, 5.0, 41.0),
+    "openvino-fp32": ({"api": "openvino", "compiler": "openvino"}, 6.0, 62.0),
+    "openvino-int8": ({"api": "openvino", "compiler": "openvino", "precision": "int8"}, 6.3, 61.5),
+}
+GPU_RUNGS = {
+    "eager": ({"device": "cuda", "api": "pytorch", "compiler": "none"}, 4.5, 0.35),
+    "graph": ({"device": "cuda", "api": "pytorch", "compiler": "none", "launch": "graph"}, 0.9, 0.34),
+    "tensorrt": ({"device": "cuda", "api": "tensorrt", "compiler": "tensorrt"}, 0.8, 0.2),
+    "tensorrt-graph": ({"device": "cuda", "api": "tensorrt", "compiler": "tensorrt", "launch": "graph"}, 0.35, 0.2),
+}
+
+
+def _steps(*steps: tuple[str, str, str]) -> list[dict[str, str]]:
+    return [{"from": a, "to": b, "cause": cause} for a, b, cause in steps]
+
+
+CPU_LADDER = {
+    "platform": "synthetic-cpu",
+    "ladder": "cpu",
+    "model": "yolo11n",
+    "batches": [1, 2, 4, 8],
+    "rounds": 8,
+    "rungs": [{"name": name} for name in CPU_RUNGS],
+    "steps": _steps(
+        ("pytorch-fp32", "onnxruntime-fp32", "compilation"),
+        ("onnxruntime-fp32", "onnxruntime-int8", "precision"),
+        ("pytorch-fp32", "openvino-fp32", "compilation"),
+        ("openvino-fp32", "openvino-int8", "precision"),
+    ),
+}
+GPU_LADDER = {
+    "platform": "synthetic-gpu",
+    "ladder": "orders",
+    "model": "resnet18",
+    "batches": [1, 8],
+    "rounds": 8,
+    "rungs": [{"name": name} for name in GPU_RUNGS],
+    "steps": _steps(
+        ("eager", "graph", "launch"),
+        ("graph", "tensorrt-graph", "compilation"),
+        ("eager", "tensorrt", "compilation"),
+        ("tensorrt", "tensorrt-graph", "launch"),
+    ),
+}
+RUNGS = {"cpu": CPU_RUNGS, "orders": GPU_RUNGS}
+WEIGHTS = {"yolo11n": "seeded(0)", "resnet18": "pretrained sha256:f37072fd"}
+
+
+def write_run(folder: Path, ladders: list[dict[str, Any]], iterations: int = 30) -> tuple[dict[str, Any], list[Path]]:
+    """Write every round of the ladders under ``folder``; return the plan and the rounds' files."""
+    paths = [
+        write_round(folder, ladder, batch, number, iterations)
+        for ladder in ladders
+        for batch in ladder["batches"]
+        for number in range(1, ladder["rounds"] + 1)
+    ]
+    return {"ladders": ladders}, paths
+
+
+def write_round(
+    folder: Path, ladder: dict[str, Any], batch: int, number: int, iterations: int, failed: dict[str, str] | None = None
+) -> Path:
+    """Write one round; ``failed`` maps rungs without result to their stage."""
+    rng = np.random.default_rng([batch, number, len(ladder["ladder"])])
+    place = f"{ladder['platform']}/rounds/{ladder['model']}/{ladder['ladder']}/b{batch}/{number}"
+    path = folder / f"{place}.json"
+    rungs = [rung["name"] for rung in ladder["rungs"]]
+    rows, failures, parts, details = [], [], [], {}
+    drift = rng.lognormal(0, 0.04)  # what all rungs of a round share
+    for position, name in enumerate(rng.permutation(rungs).tolist()):
+        if failed and name in failed:
+            why = {"stage": failed[name], "permanent": False, "reason": f"{failed[name]} broke", "log": "logs/x.log"}
+            about = {key: ladder[key] for key in ("platform", "model", "ladder")}
+            failures.append(about | {"rung": name, "batch": batch, "round": number} | why)
+            continue
+        factors, launch_ms, image_ms = RUNGS[ladder["ladder"]][name]
+        center = drift * rng.lognormal(0, 0.01) * (launch_ms + image_ms * batch * (1 + 0.02 * batch))
+        latencies = center * rng.lognormal(0, 0.02, iterations) * np.where(rng.random(iterations) < 0.01, 2.2, 1)
+        if number == 1:
+            latencies *= 1 + 0.3 * np.exp(-np.arange(iterations) / 4)  # warm-up residue
+        ns = (latencies * 1e6).astype(np.int64)
+        parts.append((name, ns))
+        rows.append(_row(ladder, name, factors, batch, number, position, ns, f"{folder.name}/{place}.parquet"))
+        details[name] = _detail(factors)
+    write_raw(path.with_suffix(".parquet"), parts)
+    write_json(
+        path,
+        {
+            "key": "synthetic",
+            "rows": rows,
+            "failures": failures,
+            "details": details,
+            "host_state": _host_state(ladder["platform"]),
+            "warnings": [f"load is {0.4 + number / 10:.1f} before the first run: other programs share the processor"]
+            if number % 3 == 0
+            else [],
+        },
+    )
+    return path
+
+
+def write_raw(path: Path, parts: list[tuple[str, np.ndarray]]) -> None:
+    names = [name for name, ns in parts for _ in ns]
+    table = pa.table(
+        {
+            "rung": pa.array(names, pa.string()).dictionary_encode(),
+            "iteration": pa.array(np.concatenate([np.arange(len(ns)) for _, ns in parts] or [[]]).astype(np.int32)),
+            "latency_ns": pa.array(np.concatenate([ns for _, ns in parts] or [[]]).astype(np.int64)),
+        }
+    )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(table, path)
+
+
+def _row(
+    ladder: dict[str, Any],
+    rung: str,
+    factors: dict[str, str],
+    batch: int,
+    number: int,
+    position: int,
+    ns: np.ndarray,
+    raw: str,
+) -> dict[str, Any]:
+    defaults = {"device": "cpu", "precision": "fp32", "launch": "eager", "shape": "dynamic", "transfers": "excluded"}
+    derived = ("median_ms", "mean_ms", "std_ms", "min_ms", "p90_ms", "p95_ms", "p99_ms", "latency_ips")
+    row = dict.fromkeys(column for column in tables.RESULTS if column not in derived)
+    return row | {
+        **{key: ladder[key] for key in ("platform", "model", "ladder")},
+        "host": "synthetic",
+        "device_uuid": f"{ladder['platform']}-0",
+        "weights": WEIGHTS[ladder["model"]],
+        "rung": rung,
+        "stack": f"{factors['api']}-{factors.get('device', 'cpu')}",
+        **defaults,
+        **factors,
+        "threads": 2,
+        "options": json.dumps({}),
+        "batch": batch,
+        "round": number,
+        "position": position,
+        "sitting": "20300101T000000-1",
+        "started_at": f"2030-01-01T{number:02d}:{position:02d}:00.000+00:00",
+        "warmup": 3,
+        "iterations": len(ns),
+        "stopped_by": "time",
+        "throughput_ips": float(batch / np.mean(ns) * 1e9 * 1.04),
+        "process_mem_mb": 410.5,
+        "load_before": 0.4,
+        "parent_cpu_pct": 0.2,
+        "fp32_onnx_sha256": "ab" * 32,
+        "artifact_sha256": "cd" * 32,
+        "raw": raw,
+    }
+
+
+def _detail(factors: dict[str, str]) -> dict[str, Any]:
+    versions = {"pytorch": {"torch": "2.99.0"}, "onnxruntime": {"onnxruntime": "1.99.0"}, "openvino": {"openvino": "2099.1"}}
+    identity = versions.get(factors["api"], {"tensorrt": "10.99.0"})
+    return {"identity": identity, "facts": {"threads": 2, "provider": factors["api"], "tf32": {"matmul": False}}}
+
+
+def _host_state(platform: str) -> dict[str, Any]:
+    state: dict[str, Any] = {
+        "machine": "x86_64",
+        "processor": "Synthetic CPU @ 2.00GHz",
+        "physical_cores": 2,
+        "kernel": "6.99.0",
+        "os": "Synthetic Linux",
+        "governor": None,
+        "cpu_quota": None,
+        "on_battery": False,
+        "memory_mb": 16000.0,
+    }
+    if "gpu" in platform:
+        state["gpu"] = {"name": "Synthetic GPU", "compute_capability": "9.0", "driver": "599.01"}
+    return state
+
+
+TYPES = ("Conv", "Mul", "Sigmoid", "Concat", "Add", "Reshape", "Split", "Resize", "MaxPool", "Transpose", "Softmax")
+
+
+def write_audits(folder: Path, ladder: dict[str, Any]) -> list[Path]:
+    """One audit for each rung's engine; torch tells no time a node, everything else does."""
+    paths = []
+    for name, (factors, _, image_ms) in RUNGS[ladder["ladder"]].items():
+        rng = np.random.default_rng(len(name))
+        low = factors.get("precision", "fp32")
+        nodes = []
+        for index in range(240):
+            kind = TYPES[int(rng.exponential(2.5)) % len(TYPES)]
+            precision = low if kind in ("Conv", "Add", "Concat") else "fp32"
+            if kind == "Reshape":
+                precision = "int64"
+            if factors["api"] == "pytorch" and kind == "Split":
+                precision = None
+            time = None if factors["api"] == "pytorch" else float(rng.exponential(image_ms / 240))
+            nodes.append({"name": f"n{index}", "type": kind, "precision": precision, "provider": "CPU", "time_ms": time})
+        at = sum(node["precision"] == low for node in nodes)
+        row = dict.fromkeys(tables.AUDIT) | {
+            **{key: ladder[key] for key in ("platform", "model")},
+            "weights": WEIGHTS[ladder["model"]],
+            "engine": name,
+            "stack": factors["api"],
+            "requested_precision": low,
+            "verdict": "warn" if low == "int8" else "pass",
+            "reason": "boxes matched 92.1 %, below 95 %: with seeded weights this only warns" if low == "int8" else None,
+            "nodes": len(nodes),
+            "nodes_at_precision": at,
+            "nodes_at_precision_pct": 100 * at / len(nodes),
+            "nodes_unknown": sum(node["precision"] is None for node in nodes),
+            "precisions": {"fp32": 100, low: at},
+            "providers": {"CPU": 240},
+            "parity_finite": True,
+            "parity_max_abs": 0.0123456,
+            "parity_relative": 1.5e-5,
+            "parity_cosine": 0.99999,
+            "parity_matched_pct": 92.1 if low == "int8" else 100.0,
+            "fp32_onnx_sha256": "ab" * 32,
+        }
+        path = folder / ladder["platform"] / "audit" / ladder["model"] / f"{name}.json"
+        write_json(path, {"row": row, "nodes": nodes})
+        paths.append(path)
+    return paths

@@ -1,0 +1,68 @@
+"""A change in a module reaches exactly the steps that import it."""
+
+from __future__ import annotations
+
+import pytest
+
+from ladder import dependencies
+
+
+@pytest.fixture
+def package(tmp_path, monkeypatch):
+    folder = tmp_path / "ladder"
+    folder.mkdir()
+    (folder / "__init__.py").write_text('"""Doc."""\n')
+    (folder / "a.py").write_text("from ladder import b\n\n\ndef f():\n    from ladder.c import g\n    return g\n")
+    (folder / "b.py").write_text("X = 1\n")
+    (folder / "c.py").write_text('def g():\n    """Doc."""\n    return 1\n')
+    (folder / "d.py").write_text("Y = 2\n")
+    monkeypatch.setattr(dependencies, "ROOT", tmp_path)
+
+    def code_hash(module):
+        dependencies._tree.cache_clear()
+        dependencies._imports.cache_clear()
+        dependencies._meaning.cache_clear()
+        return dependencies.code_hash(module)
+
+    code_hash.folder = folder
+    yield code_hash
+    code_hash("ladder.a")
+    for cached in (dependencies._tree, dependencies._imports, dependencies._meaning):
+        cached.cache_clear()
+
+
+def test_imports_are_followed_also_inside_functions(package):
+    assert dependencies.closure("ladder.a") == {"ladder.a", "ladder.b", "ladder.c", "ladder"}
+
+
+@pytest.mark.parametrize("module", ["b", "c"])
+def test_a_change_reaches_what_imports_it(package, module):
+    before = package("ladder.a")
+    (package.folder / f"{module}.py").write_text("Z = 3\n")
+    assert package("ladder.a") != before
+
+
+def test_a_change_reaches_nothing_else(package):
+    before = package("ladder.a")
+    (package.folder / "d.py").write_text("Y = 3\n")
+    assert package("ladder.a") == before
+
+
+def test_comments_docstrings_and_layout_change_nothing(package):
+    before = package("ladder.a")
+    (package.folder / "c.py").write_text('# why\ndef g():\n    """Other words."""\n\n    return (1)\n')
+    assert package("ladder.a") == before
+
+
+def test_a_stack_outside_the_package_is_followed_by_its_path(package, tmp_path):
+    outside = tmp_path / "mine.py"
+    outside.write_text("from ladder import b\n")
+    assert "ladder.b" in dependencies.closure(str(outside))
+
+
+def test_the_measuring_job_does_not_depend_on_what_is_made_of_it():
+    measuring = dependencies.closure("ladder.round", "ladder.run", "ladder.stacks.onnxruntime")
+    assert "ladder.measure" in measuring
+    for later in ("ladder.attribution", "ladder.aggregate", "ladder.statistics", "ladder.audit", "ladder.config", "ladder.export"):
+        assert later not in measuring
+    assert "ladder.stacks.openvino" not in measuring
