@@ -23,6 +23,7 @@ import pyarrow.parquet
 from ladder import attribution, statistics, tables
 from ladder.errors import StepError
 from ladder.files import canonical_json, read_json, write_json, write_text
+from ladder.matrix import Round
 from ladder.report.text import ladder_markdown
 
 SCHEMA_VERSION = 1  # of summary.json; goes up when a key changes its meaning or goes away
@@ -39,19 +40,20 @@ def aggregate(plan: Mapping[str, Any], rounds: Iterable[Path], audits: Iterable[
     """Write results.csv, ladder.csv, audit.csv, failures.csv, summary.json and ladder.md; return the summary.
 
     ``plan`` is ``Matrix.plan()``: ``{"ladders": [{"platform", "ladder", "model", "batches": [int], "rounds": int,
-    "rungs": [{"name", ..}], "steps": [{"from", "to", "cause"}]}]}``. ``rounds`` are the planned rounds' JSON files,
-    each with its Parquet beside it, ``audits`` the engines' audit files. Raises StepError for a file that cannot be
-    trusted, and then writes nothing.
+    "rungs": [{"name", "engines": {batch: engine}, ..}], "steps": [{"from", "to", "cause"}]}]}``. ``rounds`` are the
+    planned rounds' JSON files, each with its Parquet beside it, and one that is not there is told among the failures;
+    ``audits`` are the engines' audit files, each with its pass file beside it. Raises StepError for a file that
+    cannot be trusted, and then writes nothing.
     """
-    records = sorted((_read_round(path) for path in dict.fromkeys(map(Path, rounds))), key=_place)
+    records = sorted((_read_round(path) for path in dict.fromkeys(rounds) if path.exists()), key=_place)
     results, pooled, unsteady = _results(records)
     ladders = [ladder | {"weights": _weights(ladder, results)} for ladder in plan["ladders"]]
-    audited = [_read_audit(Path(path)) for path in audits]
-    failures = _failures(ladders, records)
+    audited = [_read_audit(path) for path in audits]
+    failures = _failures(ladders, records, audited)
     steps = _steps(results, ladders)
     summary = {
         "schema": SCHEMA_VERSION,
-        "weights": {ladder["model"]: ladder["weights"] for ladder in ladders},
+        "weights": _known([(ladder["model"], ladder["weights"]) for ladder in ladders]),
         "method": {
             "confidence_pct": 100 * (1 - statistics.ALPHA),
             "power_pct": 100 * statistics.POWER,
@@ -68,7 +70,7 @@ def aggregate(plan: Mapping[str, Any], rounds: Iterable[Path], audits: Iterable[
         "nodes": [row for audit in audited for row in _nodes(audit)],
         "failures": len(failures),
         "unsteady_runs": unsteady,
-        "warnings": _warnings(records, results, pooled, unsteady),
+        "warnings": _warnings(records, results, pooled, unsteady, audited),
     }
     destination = Path(destination)
     write_table(destination / "results.csv", tables.RESULTS, results)
@@ -78,6 +80,24 @@ def aggregate(plan: Mapping[str, Any], rounds: Iterable[Path], audits: Iterable[
     write_json(destination / "summary.json", summary)
     write_text(destination / "ladder.md", ladder_markdown(summary))
     return summary
+
+
+def planned_files(plan: Mapping[str, Any]) -> tuple[list[Path], list[Path]]:
+    """The records of the planned rounds and the audits of the planned engines, whether they are there or not."""
+    rounds = [
+        Path(Round(ladder["model"], ladder["ladder"], batch, number, ladder["platform"]).record)
+        for ladder in plan["ladders"]
+        for batch in ladder["batches"]
+        for number in range(1, ladder["rounds"] + 1)
+    ]
+    engines = {
+        (ladder["platform"], ladder["model"], engine)
+        for ladder in plan["ladders"]
+        for rung in ladder["rungs"]
+        for engine in rung["engines"].values()
+    }
+    audits = [Path(f"results/{platform}/audit/{model}/{engine}.json") for platform, model, engine in sorted(engines)]
+    return rounds, audits
 
 
 def write_table(path: Path, columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> None:
@@ -162,7 +182,7 @@ def _results(records: Sequence[Row]) -> tuple[list[Row], list[Row], list[Row]]:
             latencies = read_latencies(record["path"].with_suffix(".parquet")) if record["rows"] else {}
             for row in sorted(record["rows"], key=lambda row: row["position"]):
                 if (run := _key(row, "batch", "round", "rung")) in seen:
-                    raise StepError(f"{record['path']}: a second result of {', '.join(map(str, run))}; list rounds once")
+                    raise StepError(f"{record['path']}: a second result of {', '.join(map(str, run))}; list it once")
                 seen.add(run)
                 ns = latencies.get(row["rung"], np.empty(0))
                 if len(ns) != row["iterations"] or not len(ns):
@@ -188,17 +208,26 @@ def _weights(ladder: Mapping[str, Any], results: Sequence[Row]) -> str | None:
     found = {row["weights"] for row in results if _key(row) == _key(ladder)}
     if len(found) > 1:
         raise StepError(
-            f"the rounds of {', '.join(_key(ladder))} were measured with different weights ({', '.join(sorted(found))}); "
-            "delete the older ones and call again"
+            f"the rounds of {', '.join(_key(ladder))} were measured with different weights, "
+            f"{', '.join(sorted(found))}; delete the older ones and call again"
         )
     return found.pop() if found else None
 
 
+def _known(labels: Iterable[tuple[str, str | None]]) -> dict[str, str | None]:
+    """The label of each model: of any of its ladders that was measured."""
+    found: dict[str, str | None] = {}
+    for model, label in labels:
+        found[model] = found.get(model) or label
+    return found
+
+
 def _read_audit(path: Path) -> Row:
-    """One engine's audit: its row of audit.csv and its executed nodes. Raises StepError where it is not whole."""
+    """One engine's audit: row of audit.csv, executed nodes, verdict. Raises StepError where it is not whole."""
     try:
-        audit = read_json(path)
-        return {"row": dict.fromkeys(tables.AUDIT) | audit["row"], "nodes": audit["nodes"]}
+        audit, verdict = read_json(path), read_json(path.with_suffix(".pass.json"))
+        verdict = {key: verdict[key] for key in ("verdict", "stage", "permanent", "reason", "log")}
+        return {"row": dict.fromkeys(tables.AUDIT) | audit["row"], "nodes": audit["nodes"], "pass": verdict}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise StepError(f"{path}: not an audit ({error!r}); delete it to repeat the audit") from None
 
@@ -209,10 +238,11 @@ def _nodes(audit: Row) -> list[Row]:
     for node in audit["nodes"]:
         found[node["type"], node["precision"] or "unknown"].append(node)
     about = {key: audit["row"][key] for key in ("platform", "model", "engine")}
-    return [
-        about | {"type": kind, "precision": precision, "nodes": len(held), "time_ms": _sum([node["time_ms"] for node in held])}
-        for (kind, precision), held in found.items()
-    ]
+    rows = []
+    for (kind, precision), held in found.items():
+        time_ms = _sum([node["time_ms"] for node in held])
+        rows.append(about | {"type": kind, "precision": precision, "nodes": len(held), "time_ms": time_ms})
+    return rows
 
 
 def _sum(values: Sequence[float | None]) -> float | None:
@@ -220,22 +250,26 @@ def _sum(values: Sequence[float | None]) -> float | None:
     return sum(known) if len(known) == len(values) else None
 
 
-def _failures(ladders: Sequence[Row], records: Sequence[Row]) -> list[Row]:
+def _failures(ladders: Sequence[Row], records: Sequence[Row], audited: Sequence[Row]) -> list[Row]:
     """One row for every rung, batch or run that gave no result, each with its reason.
 
-    What failed before the run (export, build, audit) holds for all batches and rounds of a rung: one row.
+    What failed before the run (export, build, audit) holds for all rounds, and is told once, as it stands now: a round
+    that has nothing to measure is not repeated only because the reason is another.
     """
     planned = {_key(ladder): ladder for ladder in ladders}
-    rows: list[Row] = []
+    rows = [row for ladder in ladders for row in _kept_out(ladder, audited)]
+    kept_out = {(*_key(row, "rung"), batch) for row in rows for batch in _batches(row, planned[_key(row)])}
     seen: Counter[tuple[Any, ...]] = Counter()
     for record in records:
         head = _head(record)
         if _key(head) not in planned:
             raise StepError(f"{record['path']}: a round of ladder '{head['ladder']}', which is not in the plan")
         seen[_key(head, "batch")] += 1
-        rows += [
-            row if row["stage"] == "run" else row | {"batch": None, "round": None} for row in record["failures"]
-        ]
+        for row in record["failures"]:
+            if row["stage"] == "run":
+                rows.append(row)
+            elif _key(row, "rung", "batch") not in kept_out:
+                rows.append(row | {"round": None})
         told = {row["rung"] for row in (*record["rows"], *record["failures"])}
         for rung in planned[_key(head)]["rungs"]:
             if rung["name"] not in told:
@@ -248,6 +282,31 @@ def _failures(ladders: Sequence[Row], records: Sequence[Row]) -> list[Row]:
                 rows.append(_unexplained(about, f"{lacking} of {ladder['rounds']} planned rounds have no file"))
     unique = {tuple(row[key] for key in tables.FAILURES if key != "log"): row for row in reversed(rows)}
     return list(reversed(unique.values()))
+
+
+def _kept_out(ladder: Row, audited: Sequence[Row]) -> Iterator[Row]:
+    """A row for each rung whose engine was not made or not let through; batch is empty where that holds for all."""
+    verdicts = {
+        audit["row"]["engine"]: audit["pass"]
+        for audit in audited
+        if all(audit["row"][key] == ladder[key] for key in ("platform", "model"))
+    }
+    for rung in ladder["rungs"]:
+        failed = {}
+        for batch, engine in rung["engines"].items():
+            verdict = verdicts.get(engine, {"verdict": None})
+            if verdict["verdict"] in ("exclude", "failed"):
+                failed[int(batch)] = {key: verdict[key] for key in ("stage", "permanent", "reason", "log")}
+        about = dict.fromkeys(tables.FAILURES) | _about(ladder) | {"rung": rung["name"]}
+        same = all(why == next(iter(failed.values())) for why in failed.values())
+        if failed and same and len(failed) == len(rung["engines"]):
+            yield about | next(iter(failed.values()))
+        else:
+            yield from (about | {"batch": batch} | why for batch, why in failed.items())
+
+
+def _batches(row: Row, ladder: Row) -> list[int]:
+    return ladder["batches"] if row["batch"] is None else [row["batch"]]
 
 
 def _unexplained(about: Row, reason: str) -> Row:
@@ -265,13 +324,13 @@ def _nested(ladders: Sequence[Row], steps: Sequence[Row]) -> list[Row]:
     """Ladders by batch, each with its steps, in the plan's order."""
     by_place: dict[tuple[Any, ...], list[Row]] = defaultdict(list)
     for row in steps:
-        by_place[_key(row, "batch")].append({k: v for k, v in row.items() if k not in (*LADDER_KEY, "weights", "batch")})
-    return [
-        _about(ladder, "weights")
-        | {"rungs": [rung["name"] for rung in ladder["rungs"]], "batch": batch, "steps": by_place[(*_key(ladder), batch)]}
-        for ladder in ladders
-        for batch in ladder["batches"]
-    ]
+        step = {key: value for key, value in row.items() if key not in (*LADDER_KEY, "weights", "batch")}
+        by_place[_key(row, "batch")].append(step)
+    nested = []
+    for ladder in ladders:
+        about = _about(ladder, "weights") | {"rungs": [rung["name"] for rung in ladder["rungs"]]}
+        nested += [about | {"batch": batch, "steps": by_place[(*_key(ladder), batch)]} for batch in ladder["batches"]]
+    return nested
 
 
 def _throughput(results: Sequence[Row]) -> list[Row]:
@@ -376,9 +435,13 @@ def _told(values: list[Any]) -> Any:
 
 
 def _warnings(
-    records: Sequence[Row], results: Sequence[Row], pooled: Sequence[Row], unsteady: Sequence[Row]
+    records: Sequence[Row],
+    results: Sequence[Row],
+    pooled: Sequence[Row],
+    unsteady: Sequence[Row],
+    audited: Sequence[Row],
 ) -> list[Row]:
-    """What a reader has to know before trusting the tables, each with the rounds or runs it concerns.
+    """What a reader has to know before trusting the tables, each with the rounds, runs or engines it concerns.
 
     Warnings that differ in their figures only are one, in the words of the first.
     """
@@ -396,6 +459,9 @@ def _warnings(
             text = f"{rung['model']}, {rung['ladder']}, {rung['rung']}, batch {rung['batch']} was unsteady; "
             text += f"in round {run['round']} {run['why'][0]}"
             found.append({"warning": text, "scope": f"{count} of {rung['rounds']} runs"})
+    for row in (audit["row"] for audit in audited):
+        if row["verdict"] == "warn":
+            found.append({"warning": f"{row['model']}, {row['engine']}: {row['reason']}", "scope": "engine"})
     busy = [row["parent_cpu_pct"] for row in results if (row["parent_cpu_pct"] or 0) >= PARENT_CPU_LIMIT_PCT]
     if busy:
         text = f"the workflow itself used up to {max(busy):.1f} % of a core during a run; below 1 % is wanted"

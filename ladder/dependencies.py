@@ -72,3 +72,9 @@ def _meaning(module: str) -> str:
             if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and isinstance(first.value.value, str):
                 node.body = node.body[1:]
     return ast.dump(tree)
+
+
+def text_hash(folder: str) -> str:
+    """Short hash of the files of one of the repository's folders, by name and content."""
+    files = sorted(path for path in (ROOT / folder).iterdir() if path.is_file())
+    return hashlib.sha256(b"".join(path.name.encode() + path.read_bytes() for path in files)).hexdigest()[:16]

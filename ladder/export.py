@@ -33,8 +33,13 @@ def export(
     import onnx
 
     started = time.monotonic()
+    inputs = _ordered(spec, weights, inputs)
     module = models.load(spec, weights) if models.has_module(spec) else None
-    state = models.state_sha256(module) if module is not None else None
+    if module is not None and spec["weights"].get("seeded") is not None:
+        weights_sha256 = models.state_sha256(module)
+    else:
+        assert weights is not None  # models.input_specs or models.load has read it
+        weights_sha256 = sha256(weights)
     with replacing(destination) as temporary, replacing(reference) as temporary_reference:
         if module is None:
             models.export(spec, weights, None, temporary)
@@ -64,7 +69,8 @@ def export(
         "axes": models.axes(spec, weights),
         "reference": "onnxruntime" if module is None else "pytorch",
         "reference_sha256": sha256(reference),
-        "weights_sha256": sha256(weights) if state is None and weights is not None else state,
+        "weights": models.weights_label(spec, {"sha256": weights_sha256}),
+        "weights_sha256": weights_sha256,
     }
     build = {
         "export_seconds": exported - started,
@@ -73,6 +79,13 @@ def export(
         "parity": figures,
     }
     return identity, build
+
+
+def _ordered(spec: dict[str, Any], weights: Path | None, inputs: Arrays) -> Arrays:
+    names = models.input_names(spec, weights)
+    if set(names) != set(inputs):
+        raise StepError(f"the inputs are {', '.join(inputs)}; model {spec['name']} takes {', '.join(names)}")
+    return {name: inputs[name] for name in names}
 
 
 def _checked(spec: dict[str, Any], path: Path) -> Any:
@@ -128,13 +141,25 @@ def _pytorch(module: Any) -> Callable[[Arrays], list[np.ndarray]]:
 
 
 def _onnxruntime(path: Path) -> Callable[[Arrays], list[np.ndarray]]:
+    """Run the file without optimisations. Raises StepError with ONNX Runtime's own reason."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.log_severity_level = 3
-    session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    return lambda inputs: session.run(None, inputs)
+    try:
+        session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # its errors have no class of their own in common
+        raise StepError(f"ONNX Runtime cannot open the exported file: {error}", permanent=True) from error
+
+    def run(inputs: Arrays) -> list[np.ndarray]:
+        try:
+            return session.run(None, inputs)
+        except Exception as error:
+            batch = len(next(iter(inputs.values())))
+            raise StepError(f"the exported file does not run at batch {batch}: {error}", permanent=True) from error
+
+    return run
 
 
 def _samples(run: Callable[[Arrays], list[np.ndarray]], inputs: Arrays, names: list[str]) -> Arrays:
@@ -155,12 +180,7 @@ def _compare(
     figures: dict[str, Any] = {}
     count = len(next(iter(inputs.values())))
     for batch, rows in ((1, [[i] for i in range(count)]), (2, [[0, 1 % count]])):
-        try:
-            runs = [run({name: array[row] for name, array in inputs.items()}) for row in rows]
-        except Exception as error:  # onnxruntime's errors have no common class of their own
-            raise StepError(
-                f"the ONNX file of model {spec['name']} does not run at batch {batch}: {error}", permanent=True
-            ) from error
+        runs = [run({name: array[row] for name, array in inputs.items()}) for row in rows]
         wanted = [i for row in rows for i in row]
         for name, arrays in zip(expected, zip(*runs, strict=True), strict=True):
             for part, found, right in _parts(spec, name, np.concatenate(arrays), expected[name][wanted]):
@@ -170,9 +190,20 @@ def _compare(
 
 def _parts(spec: dict[str, Any], name: str, found: np.ndarray, right: np.ndarray) -> list[tuple[str, Any, Any]]:
     """A detector's boxes and scores are judged apart: the boxes' size, pixels, would hide the scores."""
-    if spec["task"] == "detection" and right.ndim == 3 and found.shape == right.shape and right.shape[1] > 4:
+    if spec["task"] == "detection" and right.ndim == 3 and found.shape == right.shape:
+        if right.shape[2] == 6:  # [batch, detections, x y w h score class], best first: equal scores come in any order
+            found = np.stack([_aligned(rows, wanted) for rows, wanted in zip(found, right, strict=True)])
+            found, right = found.transpose(0, 2, 1), right.transpose(0, 2, 1)
         return [(f"{name} boxes", found[:, :4], right[:, :4]), (f"{name} scores", found[:, 4:], right[:, 4:])]
     return [(name, found, right)]
+
+
+def _aligned(rows: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+    """``rows`` in the order in which they fit ``wanted`` best."""
+    from scipy.optimize import linear_sum_assignment
+
+    distances = np.abs(wanted[:, None] - rows[None]).max(axis=2)
+    return rows[linear_sum_assignment(distances)[1]]
 
 
 def _error(spec: dict[str, Any], part: str, batch: int, found: np.ndarray, right: np.ndarray) -> dict[str, float]:

@@ -149,7 +149,7 @@ def describe(
     Returns ``nodes``, ``at_precision``, ``at_precision_pct``; ``float_nodes`` and ``float_nodes_at_precision``;
     ``kept``, how many stayed for which reason; ``precisions``, how many nodes by precision (none: no float output);
     ``flops`` (``of``, ``total`` for one sample, ``at_precision``, ``at_precision_pct``, None without any);
-    and ``detail``: ``name``, ``type``, ``precision``, ``at_precision``, ``reason``, ``flops`` of each node.
+    and ``detail``: ``name``, ``output`` (the first), ``type``, ``precision``, ``at_precision``, ``reason``, ``flops`` of each node.
     """
     view = _View(original, converted, precision, observed, dict(options or {}))
     detail = list(view.rows())
@@ -234,6 +234,7 @@ class _View:
                 at = any_converted and reason == "other"
             yield {
                 "name": identity(node),
+                "output": node.output[0],
                 "type": node.op_type,
                 "precision": precision,
                 "at_precision": at,

@@ -14,8 +14,6 @@ from ladder.models import InputSpec
 
 Arrays = dict[str, np.ndarray]
 
-SAMPLES = {"inputs": 8, "calibration": 128}  # at most so many, by what they are for
-
 _SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp")
 _GREY = (114, 114, 114)  # the padding of ultralytics' LetterBox
 
@@ -79,7 +77,7 @@ def _letterboxed(path: Path, spec: InputSpec) -> np.ndarray:
     try:
         with Image.open(path) as opened:
             picture = ImageOps.exif_transpose(opened).convert("RGB")
-    except OSError as error:
+    except (OSError, ImportError) as error:  # ultralytics, once imported, makes PIL look for a plugin first
         raise StepError(f"{path} is no readable picture: {error}") from error
     framed = ImageOps.pad(picture, (width, height), method=Image.Resampling.BILINEAR, color=_GREY)
     array = np.asarray(framed, dtype=np.float32).transpose(2, 0, 1) / np.float32(255)

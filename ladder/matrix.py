@@ -8,14 +8,17 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from ladder import fingerprint
 from ladder.config import PRECISIONS_NEEDING_CALIBRATION, Config, Ladder, Model, factors
 from ladder.config import Rung as RungConfig
-from ladder.dependencies import code_hash
+from ladder.dependencies import ROOT, code_hash
 from ladder.files import digest
+from ladder.step import id_path_of
 
+REDUCED_PRECISIONS = PRECISIONS_NEEDING_CALIBRATION  # those with an ONNX file of their own
 SAME_ONNX = ("fp32", "tf32", "tf32-conv")  # these run the FP32 file; what differs is the runtime's setting
 
 
@@ -82,8 +85,9 @@ def python_of(environment: str, config: Config) -> str:
 
 
 class Matrix:
-    def __init__(self, config: Config):
+    def __init__(self, config: Config, raw: dict[str, Any]):
         self.config = config
+        self.raw = raw  # as it was given, for the report's call
         self.platform = config.platform
         self.device = config.platforms[config.platform].device
         self.threads = config.platforms[config.platform].threads
@@ -130,20 +134,10 @@ class Matrix:
         ]
         return sorted(found, key=lambda round: round.number)
 
-    def models(self) -> list[str]:
-        return sorted({model for ladder in self.ladders.values() for model in ladder.models})
-
     @cached_property
     def engines(self) -> dict[tuple[str, str], Engine]:
         """Every engine of the platform by (model, engine name)."""
-        found = {}
-        for ladder in self.ladders.values():
-            for model in ladder.models:
-                for batch in ladder.batches:
-                    for rung in ladder.rungs:
-                        engine = self.engine(ladder, model, rung, batch)
-                        found[model, engine.name] = engine
-        return found
+        return {(engine.model, engine.name): engine for engine in self.engines_of(list(self.ladders))}
 
     def engine(self, ladder: Ladder, model: str, rung: RungConfig, batch: int) -> Engine:
         """The engine a rung runs at a batch size; rungs that differ in launch or transfers share it."""
@@ -180,26 +174,31 @@ class Matrix:
         name = (found.calibration or found.data) if role == "calibration" else found.data
         return self.config.data[name].model_dump(exclude_none=True)
 
-    def has_weights_file(self, model: str) -> bool:
-        return self.config.models[model].weights.seeded is None
+    def data_state(self, model: str, role: str) -> str:
+        """Names, sizes and times of the user's own data files, so that other ones make the inputs again."""
+        data = self.data_spec(model, role)
+        path = data.get("npz") or data.get("pictures", "ultralytics")
+        return "" if path == "ultralytics" or "generated" in data else _state(Path(path))
 
     def weights(self, model: str) -> str | None:
-        return export_file(model, "weights.bin") if self.has_weights_file(model) else None
+        """A model's weights file; None where they are seeded."""
+        return export_file(model, "weights.bin") if self.config.models[model].weights.seeded is None else None
+
+    def weights_arguments(self, model: str) -> str:
+        """How a script is told of a model's weights."""
+        weights = self.weights(model)
+        return f"--weights {weights}" if weights else ""
+
+    def local_weights(self, model: str) -> str:
+        """Size and time of the user's own weights file, so that another one is taken up."""
+        path = self.config.models[model].weights.path
+        return _state(Path(path)) if path else ""
 
     def onnx(self, engine: Engine) -> str | None:
         """The ONNX file an engine is built from; None for a stack that runs the module."""
         if self.config.stacks[engine.rung["stack"]].source == "module":
             return None
         return export_file(engine.model, f"{_file_precision(engine.precision)}.onnx")
-
-    def precisions(self, model: str) -> list[str]:
-        """Reduced-precision ONNX files that a model's engines need."""
-        needed = {
-            e.precision
-            for (name, _), e in self.engines.items()
-            if name == model and self.onnx(e) and e.precision in PRECISIONS_NEEDING_CALIBRATION
-        }
-        return sorted(needed)
 
     def stack_spec(self, stack: str) -> dict[str, Any]:
         entry = self.config.stacks[stack]
@@ -213,12 +212,103 @@ class Matrix:
         entry = self.config.stacks[stack]
         return fingerprint.versions(entry.packages) if entry.environment == "main" else {}
 
-    def stack_code(self, stack: str, *modules: str) -> str:
-        """Hash of the given modules and of the stack's own."""
-        return code_hash(*modules, self.config.stacks[stack].module)
+    def conversion_spec(self, model: str) -> dict[str, Any]:
+        return self.config.models[model].conversion.model_dump()
+
+    def export_versions(self) -> dict[str, str]:
+        return fingerprint.versions(["torch", "torchvision", "ultralytics", "transformers", "onnx", "onnxslim", "onnxruntime"])
+
+    def conversion_versions(self) -> dict[str, str]:
+        return fingerprint.versions(["nvidia-modelopt", "onnx", "onnxruntime"])
+
+    def environment_source(self, name: str) -> str:
+        """How scripts/environment.py is told what an environment is made from."""
+        entry = self.config.environments.get(name)
+        if entry and entry.python:
+            return f"--python {entry.python}"
+        return f"--lock {(entry and entry.lock) or self.lock_file(name)}"
+
+    def lock_file(self, name: str) -> str:
+        return str(ROOT / "envs" / f"{name}.txt")
+
+    def environment_lock(self, name: str) -> str:
+        """Hash of an environment's lock file: its packages, not its comments."""
+        entry = self.config.environments.get(name)
+        path = Path((entry and entry.lock) or self.lock_file(name))
+        lines = path.read_text().splitlines() if path.is_file() else []
+        return digest([line for line in lines if line.strip() and not line.startswith("#")])[:16]
+
+    def environment_id(self, stack: str) -> str | None:
+        """The id of the environment that a stack's processes need made; None for the workflow's own."""
+        name = self.config.stacks[stack].environment
+        return None if name == "main" else f"artifacts/environments/{name}.id.json"
 
     def model_code(self, model: str) -> str:
         return f"ladder.models.{self.config.models[model].source}"
+
+    # ---- what each step reads, and how its script is told --------------------------------------------
+
+    def engine_inputs(self, engine: Engine) -> dict[str, Any]:
+        """The inputs of an engine by name: small ids by content; big files are read beside them."""
+        inputs = {"export_id": export_file(engine.model, "fp32.id.json")}
+        if environment := self.environment_id(engine.rung["stack"]):
+            inputs["environment"] = environment
+        if onnx := self.onnx(engine):
+            inputs |= {"onnx_id": str(id_path_of(Path(onnx))), "onnx": onnx}
+        if weights := self.weights(engine.model):
+            inputs |= {"weights_id": export_file(engine.model, "weights.id.json"), "weights": weights}
+        return inputs
+
+    def engine_arguments(self, engine: Engine) -> str:
+        inputs = self.engine_inputs(engine)
+        return " ".join(f"--{name.replace('_', '-')} {inputs[name]}" for name in ("export_id", "onnx", "weights", "weights_id") if name in inputs)
+
+    def audit_inputs(self, engine: Engine) -> dict[str, Any]:
+        """What an audit reads beside what the engine was built from."""
+        onnx = self.onnx(engine)
+        return {
+            **self.engine_inputs(engine),
+            **({"graph": str(Path(onnx).with_suffix(".graph.json"))} if onnx else {}),
+            "inputs_id": export_file(engine.model, "inputs.id.json"),
+            "inputs": export_file(engine.model, "inputs.npz"),
+            "reference": export_file(engine.model, "reference.npz"),
+            "engine_id": engine.id,
+            "engine": engine.payload,
+        }
+
+    def audit_arguments(self, engine: Engine) -> str:
+        inputs = self.audit_inputs(engine)
+        named = ("graph", "inputs", "reference", "engine_id", "engine")
+        return " ".join(
+            [self.engine_arguments(engine), f"--build {engine.build}"]
+            + [f"--{name.replace('_', '-')} {inputs[name]}" for name in named if name in inputs]
+        )
+
+    def environment_argument(self, engine: Engine) -> str:
+        path = self.environment_id(engine.rung["stack"])
+        return f"--environment {path}" if path else ""
+
+    def engine_code(self, engine: Engine) -> str:
+        return self._engine_code("ladder.engine", engine)
+
+    def audit_code(self, engine: Engine) -> str:
+        return self._engine_code("ladder.audit", engine)
+
+    def _engine_code(self, step: str, engine: Engine) -> str:
+        stack = self.config.stacks[engine.rung["stack"]]
+        return code_hash(step, stack.module, *([self.model_code(engine.model)] if stack.source == "module" else []))
+
+    def engines_of(self, ladders: list[str]) -> list[Engine]:
+        """The engines of some ladders, each once."""
+        found = {
+            (engine.model, engine.name): engine
+            for name in ladders
+            for ladder in [self.ladders[name]]
+            for model in ladder.models
+            for batch in ladder.batches
+            for engine in (self.engine(ladder, model, rung, batch) for rung in ladder.rungs)
+        }
+        return list(found.values())
 
     # ---- what each step is told -------------------------------------------------------------------
 
@@ -230,7 +320,6 @@ class Matrix:
             "stack": self.stack_spec(stack),
             "model": self.model_spec(engine.model),
             "profile": _profile(model, engine.batch),
-            "axes": model.axes,
             "batch": engine.batch,
             "fingerprint": {**self.host, "versions": self.versions(stack)},
         }
@@ -259,7 +348,6 @@ class Matrix:
             "measure": self.config.measure.model_dump(),
             "inputs": export_file(round.model, "inputs.npz"),
             "profile": profile_of(model),
-            "axes": model.axes,
             "fingerprint": self.host,
             "rungs": [self._round_rung(ladder, round, rung) for rung in ladder.rungs],
         }
@@ -282,10 +370,10 @@ class Matrix:
         }
 
     def round_code(self, stack: str, model: str) -> str:
-        modules = ["ladder.round", "ladder.run"]
-        if self.config.stacks[stack].source == "module":
-            modules.append(self.model_code(model))
-        return self.stack_code(stack, *modules)
+        entry = self.config.stacks[stack]
+        return code_hash(
+            "ladder.round", "ladder.run", entry.module, *([self.model_code(model)] if entry.source == "module" else [])
+        )
 
     def round_inputs(self, round: Round) -> dict[str, list[str]]:
         """The small identity files a round depends on, and the big files it reads."""
@@ -308,8 +396,8 @@ class Matrix:
             ],
         }
 
-    def plan(self) -> dict[str, Any]:
-        """What the tables are made for: ladders with their steps, for aggregation."""
+    def plan(self, ladders: list[str]) -> dict[str, Any]:
+        """What the tables are made for: the named ladders with their rungs and steps."""
         return {
             "platform": self.platform,
             "ladders": [
@@ -323,6 +411,7 @@ class Matrix:
                     "steps": [step.model_dump(by_alias=True) for step in ladder.all_steps()],
                 }
                 for name, ladder in self.ladders.items()
+                if name in ladders
                 for model in ladder.models
             ],
         }
@@ -339,6 +428,12 @@ class Matrix:
 
 
 STARTUP_SECONDS = 3.0  # a process, its imports and the opened engine; measured on two cores: 1 to 5 s
+
+
+def _state(path: Path) -> str:
+    """Names, sizes and modification times of a file, or of the files in a folder; empty where there is none."""
+    files = sorted(path.iterdir()) if path.is_dir() else [path] if path.is_file() else []
+    return digest([[file.name, file.stat().st_size, file.stat().st_mtime_ns] for file in files]) if files else ""
 
 
 def _file_precision(precision: str) -> str:

@@ -45,7 +45,8 @@ def measure_round(spec: dict[str, Any], output: Path, raw: Path, log: Path) -> d
     A finished round whose key (everything it depends on, by content) is the same is kept as it is.
     """
     upstream = {rung["rung"]["name"]: _upstream(rung) for rung in spec["rungs"]}
-    key = digest([spec, upstream])
+    # why a rung could not be had may be told differently each time; that it could not is what matters
+    key = digest([spec, {name: u if u["failed"] is None else "failed" for name, u in upstream.items()}])
     kept = _finished(output, raw, key)
     if kept is not None:
         return {**kept, "kept": True}
@@ -116,15 +117,16 @@ def measure_round(spec: dict[str, Any], output: Path, raw: Path, log: Path) -> d
 def _upstream(rung: dict[str, Any]) -> dict[str, Any]:
     """What a rung's artifacts say of themselves, and why it cannot run, if it cannot."""
     export, engine, verdict = (read_json(Path(rung[k])) for k in ("export_id", "engine_id", "pass"))
+    failed = None
     if verdict["verdict"] in ("exclude", "failed"):
-        failed = {"stage": verdict.get("stage", "audit"), **{k: verdict.get(k) for k in ("reason", "permanent", "log")}}
-    else:
-        failed = None
+        failed = {k: verdict.get(k) for k in ("stage", "reason", "permanent", "log")}
+        failed["stage"] = failed["stage"] or "audit"
     return {
         "failed": failed,
         "verdict": verdict,
         "engine": engine,
         "weights": export.get("weights"),
+        "axes": export.get("axes"),
         "fp32_onnx_sha256": export.get("sha256"),
         "artifact_sha256": None,
     }
@@ -154,7 +156,8 @@ def _run(
             spec_file,
             {
                 **{k: rung[k] for k in ("rung", "stack", "engine", "onnx", "weights")},
-                **{k: spec[k] for k in ("model", "batch", "inputs", "measure", "profile", "axes")},
+                **{k: spec[k] for k in ("model", "batch", "inputs", "measure", "profile")},
+                "axes": upstream["axes"],
                 "artifact_sha256": upstream["artifact_sha256"],
             },
         )

@@ -42,7 +42,10 @@ def obtain(spec: dict[str, Any], destination: Path, pins: Path) -> dict[str, Any
             raise StepError(f"{weights['url']}: a url needs the sha256 of the file it serves", permanent=True)
         identity |= {"url": weights["url"], "sha256": fetch(weights["url"], pinned, destination)}
     else:
-        identity["sha256"] = _copy(Path(weights["path"]), _pinned(spec), destination)
+        path, pinned = Path(weights["path"]), weights.get("sha256")
+        if not pinned:
+            _refuse_pickle(spec, path)
+        identity["sha256"] = _copy(path, pinned, destination)
     return identity | {"label": label(spec, identity)}
 
 
@@ -96,13 +99,9 @@ def _download(url: str, destination: Path, timeout: float) -> None:
         raise OSError(f"the server closed after {done} of {total} bytes")
 
 
-def _pinned(spec: dict[str, Any]) -> str | None:
-    weights = spec["weights"]
-    if not weights.get("sha256") and spec["source"] != "onnx":
-        raise StepError(
-            f"{weights.get('path')} is a pickle, which runs code when loaded: pin its sha256", permanent=True
-        )
-    return weights.get("sha256")
+def _refuse_pickle(spec: dict[str, Any], path: Path) -> None:
+    if spec["source"] != "onnx":
+        raise StepError(f"{path} is a pickle, which runs code when loaded: pin its sha256", permanent=True)
 
 
 def _copy(path: Path, pinned: str | None, destination: Path) -> str:
@@ -129,7 +128,7 @@ def verify(spec: dict[str, Any], weights: Path | None) -> Path:
     if not expected and id_path_of(weights).exists():
         expected = read_id(id_path_of(weights))["sha256"]
     if not expected:
-        _pinned(spec)  # raises, except for ONNX, which runs no code
+        _refuse_pickle(spec, weights)
         return weights
     found = hash_file(weights)
     if found != expected:

@@ -13,10 +13,12 @@ import yaml
 from ladder import locks, progress
 from ladder.config import load
 from ladder.errors import ConfigError, StepError
+from ladder.files import write_json
 from ladder.matrix import Matrix
 from ladder.progress import STATE
 from ladder.step import attempts_path
 
+CONFIG_COPY = STATE / "config.json"  # the configuration of the call, for the report's own
 HOST_SHARES = 100  # a round takes all, every other job one: nothing runs beside a measurement
 
 
@@ -29,7 +31,7 @@ def open_matrix(workflow: Any, config: dict[str, Any]) -> Matrix:
     if not workflow.overwrite_configfiles:
         raw = merged(read_yaml(Path(workflow.basedir) / "config.yaml"), raw)
     try:
-        matrix = Matrix(load(raw))
+        matrix = Matrix(load(raw), raw)
     except ConfigError as error:
         sys.exit("The configuration is wrong; nothing was run.\n" + "\n".join(f"  {fault}" for fault in error.faults))
     if workflow.is_main_process:
@@ -59,6 +61,7 @@ def begin(workflow: Any, matrix: Matrix) -> Any:
         lock = locks.take_workflow_lock(STATE)
     except StepError as error:
         sys.exit(str(error))
+    write_json(CONFIG_COPY, matrix.raw)
     planned = {round.record: round for round in matrix.rounds()}
     pending = [planned[job.output[0]] for job in workflow.dag.needrun_jobs() if job.rule.name == "round"]
     runs = sum(len(matrix.ladders[round.ladder].rungs) for round in pending)

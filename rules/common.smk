@@ -4,8 +4,14 @@
 shell.prefix("set -euo pipefail; exec ")
 
 PYTHON = sys.executable
+SCRIPTS = f"{workflow.basedir}/scripts"
 
+# a step that dies leaves a failed id, not a workflow that stops; the last output is its id
+# then " -- PYTHON SCRIPT ARGUMENTS" follows
+STEP = "{PYTHON} {SCRIPTS}/_supervise.py --stage {rule} --log {log:q} --outputs {output:q} "
 
+# the software each rule runs with is in envs/, made by make and by rules/environments.smk; the image is for sites
+# that want a container around it
 container: "docker://python:3.12-slim-bookworm"
 
 
@@ -14,11 +20,12 @@ wildcard_constraints:
     platform="[^/]+",
     engine="[^/]+",
     ladder="[^/]+",
-    precision="|".join(PRECISIONS),
+    environment="[^/]+",
+    precision="|".join(REDUCED_PRECISIONS),
     role="inputs|calibration",
     batch=r"\d+",
     number=r"\d+",
-    scope="|".join(["", *(f"{stack}/" for stack in STACK_TARGETS)]),
+    scope="|".join(["", *(f"{stack}/" for stack in STACKS)]),
 
 
 def spec(function):
@@ -34,3 +41,16 @@ def code(function):
 def retry(pattern):
     """A parameter that changes when the step failed in a way that may pass, so that it is tried again."""
     return lambda wildcards: attempts(pattern.format(**wildcards))
+
+
+def model_weights():
+    """The weights of a model as inputs: the small id by content, the big file once it is there."""
+    return {
+        "weights_id": lambda w: f"artifacts/{w.model}/weights.id.json" if matrix.weights(w.model) else [],
+        "weights": lambda w: ancient(matrix.weights(w.model)) if matrix.weights(w.model) else [],
+    }
+
+
+def with_big_files_ancient(inputs):
+    """Inputs by name, those that an id beside them stands for only needing to be there."""
+    return {name: ancient(path) if f"{name}_id" in inputs else path for name, path in inputs.items()}

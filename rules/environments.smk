@@ -3,12 +3,14 @@
 
 rule environment:
     output:
-        "artifacts/environments/{environment}.txt",
+        id="artifacts/environments/{environment}.id.json",
     params:
+        source=lambda w: matrix.environment_source(w.environment),
         lock=lambda w: matrix.environment_lock(w.environment),
         code=code(lambda w: ["ladder.environment"]),
+        retry=retry("artifacts/environments/{environment}.id.json"),
     log:
         "logs/environment/{environment}.log",
     shell:
-        "{PYTHON} scripts/environment.py --lock {params.lock:q} --folder .venvs/{wildcards.environment}"
-        " --output {output:q} > {log:q} 2>&1"
+        STEP + "-- {PYTHON} {SCRIPTS}/environment.py {params.source} --folder .venvs/{wildcards.environment}"
+        " --output-id {output.id:q}"

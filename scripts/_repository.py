@@ -4,3 +4,7 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from ladder.process import die_with_parent  # noqa: E402
+
+die_with_parent()  # killing the workflow must leave no step behind that goes on and writes its result

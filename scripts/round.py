@@ -7,7 +7,7 @@ import sys
 import time
 from pathlib import Path
 
-from ladder import process, progress
+from ladder import progress
 from ladder.round import measure_round
 from ladder.step import json_argument
 
@@ -19,7 +19,6 @@ def main() -> None:
     parser.add_argument("--raw", type=Path, required=True, help="the round's latencies in ns, in arrival order (Parquet)")
     parser.add_argument("--log", type=Path, required=True, help="what the rungs' processes print")
     args = parser.parse_args()
-    process.die_with_parent()
     spec, start = args.spec, time.monotonic()
     record = measure_round(spec, args.output, args.raw, args.log)
     for warning in record["warnings"]:

@@ -39,7 +39,7 @@ CPU_LADDER = {
     "model": "yolo11n",
     "batches": [1, 2, 4, 8],
     "rounds": 8,
-    "rungs": [{"name": name} for name in CPU_RUNGS],
+    "rungs": [{"name": name, "engines": {"1": name, "2": name, "4": name, "8": name}} for name in CPU_RUNGS],
     "steps": _steps(
         ("pytorch-fp32", "onnxruntime-fp32", "compilation"),
         ("onnxruntime-fp32", "onnxruntime-int8", "precision"),
@@ -53,7 +53,7 @@ GPU_LADDER = {
     "model": "resnet18",
     "batches": [1, 8],
     "rounds": 8,
-    "rungs": [{"name": name} for name in GPU_RUNGS],
+    "rungs": [{"name": name, "engines": {"1": name, "8": name}} for name in GPU_RUNGS],
     "steps": _steps(
         ("eager", "graph", "launch"),
         ("graph", "tensorrt-graph", "compilation"),
@@ -174,7 +174,11 @@ def _row(
 
 
 def _detail(factors: dict[str, str]) -> dict[str, Any]:
-    versions = {"pytorch": {"torch": "2.99.0"}, "onnxruntime": {"onnxruntime": "1.99.0"}, "openvino": {"openvino": "2099.1"}}
+    versions = {
+        "pytorch": {"torch": "2.99.0"},
+        "onnxruntime": {"onnxruntime": "1.99.0"},
+        "openvino": {"openvino": "2099.1"},
+    }
     identity = versions.get(factors["api"], {"tensorrt": "10.99.0"})
     return {"identity": identity, "facts": {"threads": 2, "provider": factors["api"], "tf32": {"matmul": False}}}
 
@@ -214,7 +218,9 @@ def write_audits(folder: Path, ladder: dict[str, Any]) -> list[Path]:
             if factors["api"] == "pytorch" and kind == "Split":
                 precision = None
             time = None if factors["api"] == "pytorch" else float(rng.exponential(image_ms / 240))
-            nodes.append({"name": f"n{index}", "type": kind, "precision": precision, "provider": "CPU", "time_ms": time})
+            nodes.append(
+                {"name": f"n{index}", "type": kind, "precision": precision, "provider": "CPU", "time_ms": time}
+            )
         at = sum(node["precision"] == low for node in nodes)
         row = dict.fromkeys(tables.AUDIT) | {
             **{key: ladder[key] for key in ("platform", "model")},
@@ -223,7 +229,9 @@ def write_audits(folder: Path, ladder: dict[str, Any]) -> list[Path]:
             "stack": factors["api"],
             "requested_precision": low,
             "verdict": "warn" if low == "int8" else "pass",
-            "reason": "boxes matched 92.1 %, below 95 %: with seeded weights this only warns" if low == "int8" else None,
+            "reason": "boxes matched 92.1 %, below 95 %: with seeded weights this only warns"
+            if low == "int8"
+            else None,
             "nodes": len(nodes),
             "nodes_at_precision": at,
             "nodes_at_precision_pct": 100 * at / len(nodes),
@@ -239,5 +247,7 @@ def write_audits(folder: Path, ladder: dict[str, Any]) -> list[Path]:
         }
         path = folder / ladder["platform"] / "audit" / ladder["model"] / f"{name}.json"
         write_json(path, {"row": row, "nodes": nodes})
+        keeps = {"stage": "audit", "permanent": False, "reason": None, "log": None}
+        write_json(path.with_suffix(".pass.json"), {"status": "ok", "verdict": row["verdict"], **keeps})
         paths.append(path)
     return paths

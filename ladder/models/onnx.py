@@ -29,8 +29,8 @@ def input_specs(spec: Spec, weights: Path | None) -> list[InputSpec]:
         dims = _dims(value)
         if not dims or values.get(str(dims[0])) != "batch":
             raise StepError(
-                f"the first dimension of input '{value.name}' of model {spec['name']} is {dims[0] if dims else 'none'}, "
-                "expected a dynamic axis with the value 'batch'",
+                f"the first dimension of input '{value.name}' of model {spec['name']} is "
+                f"{dims[0] if dims else 'none'}, expected a dynamic axis with the value 'batch'",
                 permanent=True,
             )
         dtype = onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type).name
@@ -56,8 +56,8 @@ def export(spec: Spec, weights: Path | None, module: torch.nn.Module | None, des
     unnamed = False
     for value in _inputs(model):
         for dim, name in zip(value.type.tensor_type.shape.dim, _dims(value), strict=True):
-            if not dim.WhichOneof("value"):
-                dim.dim_param, unnamed = str(name), True
+            if isinstance(name, str) and dim.dim_param != name:
+                dim.dim_param, unnamed = name, True
     if unnamed:
         onnx.save(model, destination)
     else:
@@ -66,7 +66,7 @@ def export(spec: Spec, weights: Path | None, module: torch.nn.Module | None, des
 
 def _read(spec: Spec, weights: Path | None) -> Any:
     import onnx
-    from google.protobuf.message import DecodeError
+    from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
     from onnx.external_data_helper import uses_external_data
 
     path = verify(spec, weights)
@@ -93,7 +93,7 @@ def _inputs(model: Any) -> list[Any]:
 def _dims(value: Any) -> list[int | str]:
     """Sizes and axis names of an input; an axis without a name is called ``<input>_dim_<index>``."""
     return [
-        dim.dim_value if dim.HasField("dim_value") else dim.dim_param or f"{value.name}_dim_{index}"
+        dim.dim_value if dim.dim_value > 0 else dim.dim_param or f"{value.name}_dim_{index}"
         for index, dim in enumerate(value.type.tensor_type.shape.dim)
     ]
 
@@ -103,10 +103,11 @@ def _checked(spec: Spec, model: Any) -> Axes:
     names = list(dict.fromkeys(dim for value in _inputs(model) for dim in _dims(value) if isinstance(dim, str)))
     missing = [name for name in names if name not in given]
     unknown = [name for name in given if name not in names]
-    if missing or unknown:
-        faults = [f"no value for {', '.join(missing)}"] * bool(missing) + [f"no axis {', '.join(unknown)}"] * bool(unknown)
-        raise StepError(
-            f"axes of model {spec['name']}: {'; '.join(faults)}; its dynamic axes are {', '.join(names) or 'none'}",
-            permanent=True,
-        )
+    for fault, faulty in (("needs a value for", missing), ("does not have", unknown)):
+        if faulty:
+            raise StepError(
+                f"model {spec['name']} {fault} the axis {', '.join(faulty)}; "
+                f"its dynamic axes are {', '.join(names) or 'none'}",
+                permanent=True,
+            )
     return dict(given)

@@ -24,8 +24,8 @@ def to_onnx(
     """Trace ``module`` at batch 1 and write the ONNX file, simplified by onnxslim.
 
     ``dynamic`` names the dynamic dimensions of inputs and outputs by their index. torch's newer exporter
-    (``dynamo=True``) writes opset 18 whatever is asked, so the tracing one is used. Raises StepError for
-    an opset it does not know.
+    (``dynamo=True``) writes opset 18 whatever is asked, so the tracing one is used. Raises StepError
+    for an operator that it cannot write in that opset.
     """
     import onnx
     import onnxslim
@@ -47,8 +47,8 @@ def to_onnx(
                 dynamic_axes={name: dims for name, dims in dynamic.items() if name in names or name not in outputs},
                 dynamo=False,
             )
-        except ValueError as error:
-            raise StepError(f"torch could not export opset {opset}: {error}", permanent=True) from error
+        except torch.onnx.errors.OnnxExporterError as error:
+            raise StepError(f"torch cannot export this model at opset {opset}: {error}", permanent=True) from error
     model = onnxslim.slim(onnx.load(destination))
     del model.graph.value_info[:]  # onnxslim names inner dimensions by hash order: other bytes every time, some wrong
     onnx.save(model, destination)

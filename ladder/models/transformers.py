@@ -45,7 +45,9 @@ def load(spec: Spec, weights: Path | None) -> torch.nn.Module:
             self.model = model
 
         def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor, token_type_ids: torch.Tensor):  # type: ignore[no-untyped-def]
-            found = self.model(input_ids=input_ids, attention_mask=attention_mask, token_type_ids=token_type_ids)
+            # four dimensions pass as they are; from two, transformers skips a mask of ones in eager mode alone
+            mask = attention_mask[:, None, None, :].bool()
+            found = self.model(input_ids=input_ids, attention_mask=mask, token_type_ids=token_type_ids)
             return found.last_hidden_state, found.pooler_output
 
     return Encoder().eval()

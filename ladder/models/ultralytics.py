@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import importlib.util
 import os
 import shutil
 import sys
@@ -87,10 +88,11 @@ def export(spec: Spec, weights: Path | None, module: torch.nn.Module | None, des
 
 
 def assets() -> Path:
-    """The folder of the pictures that ultralytics ships."""
-    with _contained():
-        from ultralytics.utils import ASSETS
-    return Path(ASSETS)
+    """The folder of the pictures that ultralytics ships, found without importing it."""
+    found = importlib.util.find_spec("ultralytics")
+    if found is None or found.origin is None:
+        raise StepError("ultralytics is not installed: its pictures are missing; name a picture folder instead")
+    return Path(found.origin).with_name("assets")
 
 
 def _checkpoint(spec: Spec, weights: Path) -> Any:
@@ -118,14 +120,11 @@ def _contained() -> Iterator[None]:
     """
     import torch
 
-    if "ultralytics" not in sys.modules:
+    threads, environment = torch.get_num_threads(), dict(os.environ)
+    if "ultralytics" not in sys.modules:  # it reads these once, at import
         folder = tempfile.mkdtemp(prefix="ultralytics-")
         atexit.register(shutil.rmtree, folder, ignore_errors=True)
-        settings = {"YOLO_CONFIG_DIR": folder, "YOLO_OFFLINE": "1", "YOLO_AUTOINSTALL": "false", "YOLO_VERBOSE": "false"}
-    else:
-        settings = {}
-    threads, environment = torch.get_num_threads(), dict(os.environ)
-    os.environ.update(settings)
+        os.environ.update(YOLO_CONFIG_DIR=folder, YOLO_OFFLINE="1", YOLO_AUTOINSTALL="false", YOLO_VERBOSE="false")
     try:
         with redirect_stdout(sys.stderr):
             yield

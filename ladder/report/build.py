@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import csv
+import json
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from docutils.core import publish_parts
+from docutils.core import publish_parts  # type: ignore[import-untyped]
 
 from ladder import attribution, tables
 from ladder.aggregate import read_latencies
@@ -17,12 +17,15 @@ from ladder.errors import StepError
 from ladder.files import read_json, write_text
 from ladder.report import figures
 from ladder.report.page import Block, Column, Figure, page, table
+from ladder.report.read import read_table
 from ladder.report.text import (
+    NO_STEPS,
     Row,
     context,
     findable,
     from_to,
     gain,
+    gain_ms,
     how_to_read,
     interactions,
     interval_title,
@@ -30,6 +33,7 @@ from ladder.report.text import (
     processor,
     tables_of,
     weights_note,
+    weights_notes,
 )
 
 AUDIT_TYPES = 20  # operator types a figure shows; the rest is in one bar
@@ -62,22 +66,10 @@ def _read(path: Path) -> Any:
 def _html(path: Path) -> str:
     """A caption as HTML. Captions are reStructuredText, since Snakemake's own report takes no other."""
     try:
-        return publish_parts(path.read_text(encoding="utf-8"), writer="html5", settings_overrides={"report_level": 5})["body"]
+        text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise StepError(f"{path} is missing; it says how to read the page of the same name") from None
-
-
-def read_table(path: Path, columns: Sequence[str]) -> list[dict[str, str]]:
-    """Rows of a table as text. Raises StepError where its columns are not the expected ones."""
-    try:
-        with open(path, newline="", encoding="utf-8") as stream:
-            reader = csv.DictReader(stream)
-            rows = list(reader)
-    except FileNotFoundError:
-        raise StepError(f"{path} is missing; make the tables first") from None
-    if tuple(reader.fieldnames or ()) != tuple(columns):
-        raise StepError(f"{path} has other columns than this version writes; make the tables again")
-    return rows
+    return publish_parts(text, writer="html5", settings_overrides={"report_level": 5})["body"]
 
 
 def _ladder(summary: Row, results: Path) -> list[Block]:
@@ -100,7 +92,7 @@ def _ladder(summary: Row, results: Path) -> list[Block]:
                 "step": f"{step['from']} → {step['to']}",
                 "cause": step["cause"],
                 "ms": from_to(step),
-                "gain_ms": number(step["gain_ms"]),
+                "gain_ms": gain_ms(step),
                 "gain": gain(step),
                 "floor": number(step["noise_floor_ms"], 2),
                 "findable": findable(step),
@@ -110,9 +102,10 @@ def _ladder(summary: Row, results: Path) -> list[Block]:
             for step in steps
         ]
         caption = f"Weights {weights_note(summary['weights'][model])}"
-        notes = interactions(steps)
-        blocks.append(Block(f"{model}, batch {batch}, {platform}", tables=[table(columns, rows, caption)], notes=notes))
-    return [*blocks, Block(text=[how_to_read(summary)])]
+        heading = f"{model}, batch {batch}, {platform}"
+        shown = [table(columns, rows, caption)] if rows else [NO_STEPS]
+        blocks.append(Block(heading, tables=shown, notes=interactions(steps)))
+    return [Block(text=[how_to_read(summary)]), *blocks]
 
 
 def _waterfall(summary: Row, results: Path) -> list[Block]:
@@ -138,7 +131,7 @@ def _waterfall(summary: Row, results: Path) -> list[Block]:
 def _throughput(summary: Row, results: Path) -> list[Block]:
     columns = (
         Column("rung", "rung"),
-        Column("batch", "batch, images", True),
+        Column("batch", "batch", True),
         Column("median", "median, images/s", True),
         Column("range", "lowest to highest", True),
         Column("rounds", "rounds", True),
@@ -171,7 +164,7 @@ def _throughput(summary: Row, results: Path) -> list[Block]:
             [
                 {
                     "rung": mark["rung"],
-                    "point": f"batch {mark['batch']}" if mark["batch"] else f"not reached up to batch {mark['largest_batch']}",
+                    "point": f"batch {mark['batch'] or str(mark['largest_batch']) + ': not reached'}",
                     "highest": number(mark["highest_ips"]),
                 }
                 for mark in marks
@@ -184,36 +177,41 @@ def _throughput(summary: Row, results: Path) -> list[Block]:
 
 def _ladders(summary: Row) -> dict[tuple[str, str, str], Row]:
     """One entry of each ladder and model, in the plan's order."""
-    return {(entry["platform"], entry["model"], entry["ladder"]): entry for entry in reversed(summary["ladders"])}
+    found: dict[tuple[str, str, str], Row] = {}
+    for entry in summary["ladders"]:
+        found.setdefault((entry["platform"], entry["model"], entry["ladder"]), entry)
+    return found
 
 
 def _latency(summary: Row, results: Path) -> list[Block]:
-    rows = read_table(results / "results.csv", tables.RESULTS)
-    by_panel: dict[tuple[str, ...], list[dict[str, str]]] = defaultdict(list)
-    for row in rows:
-        by_panel[tuple(row[key] for key in ("platform", "model", "ladder", "batch", "rung"))].append(row)
-    limit = max(200, figures.LATENCY_POINTS // max(1, len(by_panel)))
+    by_place: dict[tuple[str, ...], list[dict[str, str]]] = defaultdict(list)
+    for row in read_table(results / "results.csv", tables.RESULTS):
+        by_place[tuple(row[key] for key in ("platform", "model", "ladder", "batch"))].append(row)
+    panels = sum(len({row["rung"] for row in rows}) for rows in by_place.values())
+    limit = max(200, figures.LATENCY_POINTS // max(1, panels))
     blocks = []
     for entry in summary["ladders"]:
-        place = (entry["platform"], entry["model"], entry["ladder"], str(entry["batch"]))
-        panels = [
-            _panel(rung, by_panel[*place, rung], limit) for rung in entry["rungs"] if (*place, rung) in by_panel
-        ]
-        text = [f"Weights {weights_note(entry['weights'])}"]
-        if not panels:
-            text.append("Nothing was measured.")
+        rows = by_place[entry["platform"], entry["model"], entry["ladder"], str(entry["batch"])]
+        text = [f"Weights {weights_note(entry['weights'])}", *([] if rows else ["Nothing was measured."])]
         heading = f"{entry['model']}, {entry['ladder']}, batch {entry['batch']}, {entry['platform']}"
-        blocks.append(Block(heading, text=text, figures=panels))
+        blocks.append(Block(heading, text=text, figures=_panels(entry["rungs"], rows, limit)))
     return blocks
 
 
-def _panel(rung: str, rows: Sequence[dict[str, str]], limit: int) -> Figure:
-    runs = [
-        (int(row["round"]), read_latencies(Path(row["raw"]))[rung], float(row["median_ms"]))
-        for row in sorted(rows, key=lambda row: int(row["round"]))
-    ]
-    spec, shown = figures.latency(runs, limit)
-    return Figure(f"{rung}: {shown}", spec)
+def _panels(rungs: Sequence[str], rows: Sequence[dict[str, str]], limit: int) -> list[Figure]:
+    """One figure for each rung of a ladder and batch that has rows of results.csv."""
+    raw = {path: read_latencies(Path(path)) for path in {row["raw"] for row in rows}}
+    panels = []
+    for rung in rungs:
+        runs = [
+            (int(row["round"]), raw[row["raw"]][rung], float(row["median_ms"]))
+            for row in sorted(rows, key=lambda row: int(row["round"]))
+            if row["rung"] == rung
+        ]
+        if runs:
+            spec, shown = figures.latency(runs, limit)
+            panels.append(Figure(f"{rung}: {shown}", spec))
+    return panels
 
 
 def _audit(summary: Row, results: Path) -> list[Block]:
@@ -275,6 +273,7 @@ def _audit_tables(engines: Sequence[dict[str, str]], caption: str) -> list[Any]:
     rows = [
         engine
         | {
+            "precisions": _counts(engine["precisions"]),
             "nodes": _share(engine, "nodes_at_precision", "nodes", "nodes_at_precision_pct"),
             "onnx": _share(engine, "onnx_nodes_at_precision", "onnx_nodes", "onnx_nodes_at_precision_pct"),
             "flops": _pct(engine["flops_at_precision_pct"]),
@@ -284,7 +283,7 @@ def _audit_tables(engines: Sequence[dict[str, str]], caption: str) -> list[Any]:
         | {key: _short(engine[key]) for key in tables.AUDIT if key.startswith("parity_") and key != "parity_finite"}
         for engine in engines
     ]
-    return [table(precision, rows, f"Precision. {caption}"), table(parity, rows, f"Parity with the reference. {caption}")]
+    return [table(precision, rows, f"Precision. {caption}"), table(parity, rows, f"Parity. {caption}")]
 
 
 def _share(engine: dict[str, str], part: str, whole: str, pct: str) -> str:
@@ -292,12 +291,17 @@ def _share(engine: dict[str, str], part: str, whole: str, pct: str) -> str:
     return f"{engine[part]} of {engine[whole]} ({float(engine[pct]):.2f} %)" if engine[part] and engine[pct] else ""
 
 
+def _counts(text: str) -> str:
+    """Counts by name, e.g. ``fp32 100, int8 118``."""
+    return ", ".join(f"{name} {count}" for name, count in json.loads(text).items()) if text else ""
+
+
 def _pct(text: str) -> str:
     return f"{float(text):.1f} %" if text else ""
 
 
 def _short(text: str) -> str:
-    return f"{float(text):.4g}" if text else ""
+    return f"{float(text):.6g}" if text else ""
 
 
 def _environment(summary: Row, results: Path) -> list[Block]:
@@ -305,13 +309,12 @@ def _environment(summary: Row, results: Path) -> list[Block]:
     blocks = []
     for platform, versions in summary["versions"].items():
         rows = [{"name": name, "value": _value(value)} for name, value in versions.items()]
-        labels = {entry["model"]: entry["weights"] for entry in summary["ladders"] if entry["platform"] == platform}
-        caption = "Weights " + ", ".join(f"{model}: {weights_note(label)}" for model, label in labels.items())
+        caption = weights_notes(summary, platform)
         blocks.append(Block(f"Versions on {platform}", tables=[table(columns, rows, caption)]))
     for host in summary["hosts"]:
         rows = [{"name": "device", "value": host["device_uuid"] or ""}]
         rows += [{"name": name, "value": _value(value)} for name, value in host["state"].items()]
-        caption = f"{processor(host)}, over {host['rounds']} rounds"
+        caption = f"{processor(host)}, over {host['rounds']} rounds. {weights_notes(summary, host['platform'])}"
         blocks.append(Block(f"Host {host['host']} ({host['platform']})", tables=[table(columns, rows, caption)]))
     for (platform, model, ladder), group in groupby(
         summary["rungs"], key=lambda row: (row["platform"], row["model"], row["ladder"])
@@ -346,13 +349,13 @@ def _failures(summary: Row, results: Path) -> list[Block]:
     columns = tuple(Column(name, name) for name in tables.FAILURES)
     failed = Block("Failures", text=["Every planned run has a result."])
     if rows:
-        labels = "; ".join(f"{model}: {weights_note(label)}" for model, label in summary["weights"].items())
-        failed = Block("Failures", tables=[table(columns, rows, f"Weights {labels}")])
+        failed = Block("Failures", tables=[table(columns, rows, weights_notes(summary))])
     held = summary["warnings"]
     warned = Block("Warnings", text=["None."])
     if held:
         named = (Column("warning", "warning"), Column("scope", "concerns"))
-        caption = f"{min(len(held), WARNINGS)} of {len(held)} warnings; all of them are in summary.json"
+        shown = f"{min(len(held), WARNINGS)} of {len(held)} warnings; all of them are in summary.json"
+        caption = f"{shown}. {weights_notes(summary)}"
         warned = Block("Warnings", tables=[table(named, held[:WARNINGS], caption)])
     return [failed, warned]
 

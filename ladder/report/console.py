@@ -9,7 +9,19 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ladder.report.text import Row, context, findable, from_to, gain, interactions, interval_title, number, tables_of, weights_note
+from ladder.report.text import (
+    NO_STEPS,
+    Row,
+    context,
+    findable,
+    from_to,
+    gain,
+    interactions,
+    interval_title,
+    number,
+    tables_of,
+    weights_note,
+)
 
 NARROW = 72  # columns; below this a step takes two lines instead of a table's row
 STYLES = {"faster": "bold green", "slower": "bold red", "within noise": "dim", "too few rounds": "yellow"}
@@ -28,7 +40,9 @@ def ladder_text(summary: Row, failures: Sequence[Row], report: str, width: int, 
         steps = [step for entry in entries for step in entry["steps"]]
         console.print(Text(f"{model}, batch {batch}, {platform}", "bold"), end="")
         console.print(Text(f"  weights {weights_note(summary['weights'][model])}"))
-        if width < NARROW:
+        if not steps:
+            console.print(Text(NO_STEPS))
+        elif width < NARROW:
             _lines(console, steps)
         else:
             console.print(_table(steps, width, interval_title(summary)))

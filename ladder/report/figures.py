@@ -13,7 +13,7 @@ import altair as alt
 import numpy as np
 
 from ladder.report.page import Spec
-from ladder.report.text import number
+from ladder.report.text import gain_ms, number
 
 Row = Mapping[str, Any]
 
@@ -41,26 +41,40 @@ PRECISION_COLOURS = {
     "unknown": BLACK,
 }
 RUNG_COLOURS = (BLUE, VERMILION, GREEN, ORANGE, PURPLE, SKY, BLACK, YELLOW)
-RUNG_SHAPES = ("circle", "square", "triangle-up", "diamond", "cross", "triangle-down", "triangle-right", "triangle-left")
+RUNG_SHAPES = (
+    "circle",
+    "square",
+    "triangle-up",
+    "diamond",
+    "cross",
+    "triangle-down",
+    "triangle-right",
+    "triangle-left",
+)
 SHOWN = ("faster", "slower")  # verdicts of steps that are drawn at full strength
 
 LATENCY_POINTS = 60_000  # in all panels of a page together; more make it slow to open
 LABEL_SIZE = 12
+BAR = {"height": 18, "yOffset": -12}  # a waterfall's bar, above its label
 CONFIG = {
     "font": "system-ui, sans-serif",
     "axis": {"labelFontSize": LABEL_SIZE, "titleFontSize": LABEL_SIZE, "titleFontWeight": "normal", "grid": True},
-    "legend": {"labelFontSize": LABEL_SIZE, "titleFontSize": LABEL_SIZE, "orient": "bottom", "columns": 2, "labelLimit": 260},
+    "legend": {
+        "labelFontSize": LABEL_SIZE,
+        "titleFontSize": LABEL_SIZE,
+        "orient": "bottom",
+        "columns": 2,
+        "labelLimit": 260,
+    },
     "view": {"stroke": None},
 }
 
 
-def _finished(chart: alt.TopLevelMixin, description: str) -> Spec:
-    spec = chart.properties(description=description).to_dict()  # type: ignore[attr-defined]
-    return spec | {"config": CONFIG, "autosize": {"type": "fit-x", "contains": "padding"}}
-
-
-def _data(rows: Iterable[Row]) -> alt.InlineData:
-    return alt.InlineData(values=[dict(row) for row in rows])
+def _finished(chart: alt.LayerChart | alt.Chart, description: str, **datasets: Iterable[Row]) -> Spec:
+    """The specification with its data, which is put in only here: altair is slow at carrying it around."""
+    spec = chart.properties(description=description, width="container").to_dict()
+    named = {name: [dict(row) for row in rows] for name, rows in datasets.items()}
+    return spec | {"datasets": named, "config": CONFIG, "autosize": {"type": "fit-x", "contains": "padding"}}
 
 
 def waterfall(path: Sequence[Row]) -> Spec:
@@ -72,8 +86,8 @@ def waterfall(path: Sequence[Row]) -> Spec:
     first, last = path[0], path[-1]
     widest = max(max(step["from_ms"], step["to_ms"]) for step in path)
     totals = [
-        {"label": f"{rung}", "start": 0, "end": ms, "text": f"{number(ms)} ms"}
-        for rung, ms in ((first["from"], first["from_ms"]), (f"{last['to']} ", last["to_ms"]))
+        {"label": rung, "start": 0, "end": ms, "text": f"{number(ms)} ms", "align": "left", "edge": 0}
+        for rung, ms in ((first["from"], first["from_ms"]), (last["to"], last["to_ms"]))
     ]
     bars = [_bar(step, widest) for step in path]
     order = [totals[0]["label"], *(bar["label"] for bar in bars), totals[1]["label"]]
@@ -82,42 +96,39 @@ def waterfall(path: Sequence[Row]) -> Spec:
     y = alt.Y("label:N").sort(order).title(None).axis(
         labelExpr="split(datum.label, '\\n')", labelLimit=150, grid=False, ticks=False, domain=False, labelPadding=6
     )  # fmt: skip
-    x = alt.X("start:Q").title("latency, ms").scale(domain=[0, widest * 1.02], nice=False)
+    x = alt.X("start:Q").title("latency, ms").scale(domain=[0, widest * 1.02], nice=False).axis(tickCount=5)
     colour = alt.Color("cause:N").title("cause").scale(domain=causes, range=[CAUSE_COLOURS[cause] for cause in causes])
 
-    def layer(rows: list[Row]) -> alt.Chart:
-        return alt.Chart(_data(rows)).encode(y=y, x=x)
+    def layer(name: str) -> alt.Chart:
+        return alt.Chart(alt.NamedData(name)).encode(y=y, x=x)
 
-    sure = [bar for bar in bars if bar["verdict"] in SHOWN]
-    unsure = [bar for bar in bars if bar["verdict"] not in SHOWN]
     tooltip = [alt.Tooltip(f"{key}:N") for key in ("step", "cause", "from → to, ms", "gain", "verdict")]
     layers = [
-        layer(totals).mark_bar(color="#555555", height=22).encode(x2="end:Q"),
-        layer(sure).mark_bar(height=22).encode(x2="end:Q", color=colour, tooltip=tooltip),
-        layer(unsure)
-        .mark_bar(height=22, fillOpacity=0.25, strokeDash=[4, 3], strokeWidth=1.5)
+        layer("totals").mark_bar(color="#555555", **BAR).encode(x2="end:Q"),
+        layer("shown").mark_bar(**BAR).encode(x2="end:Q", color=colour, tooltip=tooltip),
+        layer("undecided")
+        .mark_bar(**BAR, fillOpacity=0.25, strokeDash=[4, 3], strokeWidth=1.5)
         .encode(x2="end:Q", color=colour, stroke=colour, tooltip=tooltip),
-        layer([bar for bar in bars if bar["low"] is not None])
-        .mark_rule(strokeWidth=1.5, color=BLACK)
+        layer("intervals")
+        .mark_rule(strokeWidth=1.5, color=BLACK, yOffset=BAR["yOffset"])
         .encode(x="low:Q", x2="high:Q"),
     ]
     for end in ("low", "high"):
-        ticks = layer([bar for bar in bars if bar[end] is not None]).mark_tick(thickness=1.5, size=12, color=BLACK)
-        layers.append(ticks.encode(x=f"{end}:Q"))
-    inside = [row for row in totals if row["end"] > 0.4 * widest]
-    outside = [row for row in totals if row not in inside]
-    layers += [
-        layer(inside).mark_text(align="left", dx=6, color="white", fontSize=LABEL_SIZE).encode(text="text:N"),
-        layer(outside).mark_text(align="left", dx=6, fontSize=LABEL_SIZE).encode(x="end:Q", text="text:N"),
-        layer([bar for bar in bars if bar["side"] == "left"])
-        .mark_text(align="right", dx=-8, fontSize=LABEL_SIZE, lineBreak="\n")
-        .encode(x="edge:Q", text="text:N"),
-        layer([bar for bar in bars if bar["side"] == "right"])
-        .mark_text(align="left", dx=8, fontSize=LABEL_SIZE, lineBreak="\n")
-        .encode(x="edge:Q", text="text:N"),
-    ]
-    chart = alt.layer(*layers).properties(width="container", height=alt.Step(44))
-    return _finished(chart, f"Waterfall of latency from {first['from']} to {last['to']}")
+        tick = layer("intervals").mark_tick(thickness=1.5, size=12, color=BLACK, yOffset=BAR["yOffset"])
+        layers.append(tick.encode(x=f"{end}:Q"))
+    for align in ("left", "right"):
+        label = layer(align).mark_text(align=align, baseline="top", dy=2, fontSize=LABEL_SIZE, lineBreak="\n")
+        layers.append(label.encode(x="edge:Q", text="text:N"))
+    return _finished(
+        alt.layer(*layers).properties(height=alt.Step(54)),
+        f"Waterfall of latency from {first['from']} to {last['to']}",
+        totals=totals,
+        shown=[bar for bar in bars if bar["verdict"] in SHOWN],
+        undecided=[bar for bar in bars if bar["verdict"] not in SHOWN],
+        intervals=[bar for bar in bars if bar["low"] is not None],
+        left=[row for row in (*totals, *bars) if row["align"] == "left"],
+        right=[row for row in bars if row["align"] == "right"],
+    )
 
 
 def _bar(step: Row, widest: float) -> Row:
@@ -126,10 +137,10 @@ def _bar(step: Row, widest: float) -> Row:
     if step["ci_low_pct"] is not None:
         low, high = (step["from_ms"] * (1 - step[key] / 100) for key in ("ci_high_pct", "ci_low_pct"))
         high = min(high, widest * 1.02)
-    ends = [end for end in (step["from_ms"], step["to_ms"], low, high) if end is not None]
-    side = "left" if min(ends) > widest - max(ends) else "right"
+    left, right = sorted((step["from_ms"], step["to_ms"]))
+    align = "left" if left + right < widest else "right"  # so that half of the width is there for the label
     sign = "−" if step["gain_ms"] >= 0 else "+"
-    text = f"{sign}{number(abs(step['gain_ms']))} ms, {sign}{abs(step['gain_pct']):.1f} %"
+    text = f"{sign}{gain_ms(step)[1:]} ms, {sign}{abs(step['gain_pct']):.1f} %"
     if step["verdict"] not in SHOWN:
         text += f"\n{step['verdict']}"
     return {
@@ -138,8 +149,8 @@ def _bar(step: Row, widest: float) -> Row:
         "end": step["to_ms"],
         "low": low,
         "high": high,
-        "side": side,
-        "edge": min(ends) if side == "left" else max(ends),
+        "align": align,
+        "edge": left if align == "left" else right,
         "text": text,
         "cause": step["cause"],
         "verdict": step["verdict"],
@@ -167,15 +178,19 @@ def throughput(rows: Sequence[Row], saturation: Sequence[Row], rungs: Sequence[s
     y = alt.Y("median_ips:Q").title("throughput, images/s").scale(zero=True)
     colour = alt.Color("rung:N").title(None).scale(domain=shown, range=_cycled(RUNG_COLOURS, len(shown)))
     shape = alt.Shape("rung:N").title(None).scale(domain=shown, range=_cycled(RUNG_SHAPES, len(shown)))
-    base = alt.Chart(_data(rows)).encode(x=x, y=y, color=colour)
+    base = alt.Chart(alt.NamedData("medians")).encode(x=x, y=y, color=colour)
+    ring = alt.Chart(alt.NamedData("rings")).mark_point(
+        size=320, shape="circle", filled=False, color=BLACK, strokeWidth=1.5
+    )
     tooltip = [alt.Tooltip(key) for key in ("rung:N", "batch:Q", "median_ips:Q", "min_ips:Q", "max_ips:Q", "rounds:Q")]
     chart = alt.layer(
         base.mark_line(strokeWidth=1.5),
         base.mark_rule().encode(y=alt.Y("min_ips:Q"), y2="max_ips:Q"),
         base.mark_point(filled=True, size=70, opacity=1).encode(shape=shape, tooltip=tooltip),
-        alt.Chart(_data(rings)).mark_point(size=320, shape="circle", filled=False, color=BLACK, strokeWidth=1.5).encode(x=x, y=y),
-    ).properties(width="container", height=280)
-    return _finished(chart, f"Throughput in images per second against batch for {', '.join(shown)}")
+        ring.encode(x=x, y=y),
+    ).properties(height=280)
+    about = f"Throughput in images per second against batch for {', '.join(shown)}"
+    return _finished(chart, about, medians=rows, rings=rings)
 
 
 def _cycled(values: Sequence[str], count: int) -> list[str]:
@@ -197,18 +212,28 @@ def latency(runs: Sequence[tuple[int, np.ndarray, float]], limit: int) -> tuple[
             points.append({"i": offset + int(index), "ms": round(float(ns[index]) / 1e6, 6), "r": number_, "p": parity})
         medians.append({"i": offset, "to": offset + len(ns), "ms": median, "r": number_})
         offset += len(ns)
-    x = alt.X("i:Q").title("iteration, in arrival order").scale(domain=[0, total], nice=False).axis(grid=False, tickCount=5)
+    x = (
+        alt.X("i:Q")
+        .title("iteration, in arrival order")
+        .scale(domain=[0, total], nice=False)
+        .axis(grid=False, tickCount=5)
+    )
     y = alt.Y("ms:Q").title("latency, ms").scale(zero=False).axis(tickCount=5)
     colour = alt.Color("p:N", legend=None).scale(domain=["odd", "even"], range=[BLUE, ORANGE])
     tooltip = [alt.Tooltip("r:Q", title="round"), alt.Tooltip("ms:Q", title="ms")]
     chart = alt.layer(
-        alt.Chart(_data(points)).mark_point(filled=True, size=12, opacity=0.7).encode(x=x, y=y, color=colour, tooltip=tooltip),
-        alt.Chart(_data(medians)).mark_rule(strokeWidth=2, color=BLACK).encode(x=x, x2="to:Q", y=y, tooltip=tooltip),
-    ).properties(width="container", height=150)
+        alt.Chart(alt.NamedData("points"))
+        .mark_point(filled=True, size=12, opacity=0.7)
+        .encode(x=x, y=y, color=colour, tooltip=tooltip),
+        alt.Chart(alt.NamedData("medians"))
+        .mark_rule(strokeWidth=2, color=BLACK)
+        .encode(x=x, x2="to:Q", y=y, tooltip=tooltip),
+    ).properties(height=150)
     shown = f"{total:,} iterations" if block == 1 else f"{len(points):,} of {total:,} iterations"
     if block > 1:
         shown += f", the lowest and highest of every {block:,}"
-    return _finished(chart, f"Latency in arrival order, {len(runs)} rounds"), shown
+    spec = _finished(chart, f"Latency in arrival order, {len(runs)} rounds", points=points, medians=medians)
+    return spec, shown
 
 
 def extremes(values: np.ndarray, block: int) -> np.ndarray:
@@ -235,7 +260,7 @@ def nodes(rows: Sequence[Row], by: str, value: str, title: str) -> Spec:
     colours = [PRECISION_COLOURS.get(precision, GREY) for precision in shown]
     numbered = [dict(row) | {"order": shown.index(row["precision"])} for row in rows]
     chart = (
-        alt.Chart(_data(numbered))
+        alt.Chart(alt.NamedData("nodes"))
         .mark_bar(stroke="white", strokeWidth=0.5)
         .encode(
             y=alt.Y(f"{by}:N").sort(order).title(None).axis(labelLimit=160, ticks=False, domain=False),
@@ -244,6 +269,6 @@ def nodes(rows: Sequence[Row], by: str, value: str, title: str) -> Spec:
             order=alt.Order("order:Q"),
             tooltip=[f"{by}:N", "precision:N", alt.Tooltip(f"sum({value}):Q", title=title)],
         )
-        .properties(width="container", height=alt.Step(24))
+        .properties(height=alt.Step(24))
     )
-    return _finished(chart, f"{title} by precision for {', '.join(totals)}")
+    return _finished(chart, f"{title} by precision for {', '.join(totals)}", nodes=numbered)

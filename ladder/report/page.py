@@ -13,6 +13,8 @@ import vl_convert
 from altair import SCHEMA_VERSION
 from markupsafe import Markup
 
+NARROW_COLUMNS = 5  # as many fit a screen of 400 px
+
 Spec = dict[str, Any]  # a Vega-Lite specification
 
 
@@ -38,13 +40,13 @@ class Block:
     heading: str = ""
     text: Sequence[str] = ()
     figures: Sequence[Figure] = ()
-    tables: Sequence[Markup] = ()
+    tables: Sequence[str] = ()  # Markup of table(); plain text is escaped
     notes: Sequence[str] = ()
 
 
 def table(columns: Sequence[Column], rows: Sequence[Mapping[str, str]], caption: str) -> Markup:
-    """A table whose rows turn into cards on a narrow screen. Values are shown as they are; empty cells stay empty."""
-    return Markup(_TABLE.render(columns=columns, rows=rows, caption=caption))
+    """A table of values as they are; the rows of a wide one turn into cards on a narrow screen."""
+    return Markup(_TABLE.render(columns=columns, rows=rows, caption=caption, wide=len(columns) > NARROW_COLUMNS))
 
 
 def page(title: str, caption: str, context: Sequence[str], blocks: Sequence[Block]) -> str:
@@ -55,7 +57,8 @@ def page(title: str, caption: str, context: Sequence[str], blocks: Sequence[Bloc
 
 @cache
 def _vega() -> Markup:
-    return Markup(vl_convert.javascript_bundle(vl_version=SCHEMA_VERSION.removeprefix("v").rpartition(".")[0]))
+    version = SCHEMA_VERSION.removeprefix("v").rpartition(".")[0]
+    return Markup(vl_convert.javascript_bundle(vl_version=version))  # type: ignore[call-arg]  # its stub has no default
 
 
 def _spec_json(spec: Spec) -> Markup:
@@ -64,11 +67,13 @@ def _spec_json(spec: Spec) -> Markup:
     return Markup(text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029"))
 
 
-_ENVIRONMENT = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined)
+_ENVIRONMENT = jinja2.Environment(
+    autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
+)
 _ENVIRONMENT.filters["spec"] = _spec_json
 
 _TABLE = _ENVIRONMENT.from_string("""\
-<table>
+<table{{ ' class="wide"' | safe if wide }}>
 <caption>{{ caption }}</caption>
 <thead><tr>
 {% for column in columns %}<th{% if column.number %} class="number"{% endif %}>{{ column.title }}</th>{% endfor %}
@@ -76,7 +81,8 @@ _TABLE = _ENVIRONMENT.from_string("""\
 <tbody>
 {% for row in rows %}
 <tr>{% for column in columns %}
-<td data-title="{{ column.title }}" class="{{ 'number' if column.number }} {{ row[column.key] | replace(' ', '-') if column.key == 'verdict' }}">{{ row[column.key] }}</td>
+<td data-title="{{ column.title }}" class="{{ 'number' if column.number else column.key }}
+{%- if column.key == 'verdict' %} {{ row.verdict | replace(' ', '-') }}{% endif %}">{{ row[column.key] }}</td>
 {%- endfor %}</tr>
 {% endfor %}
 </tbody>
@@ -101,7 +107,8 @@ h3 { font-size: .95rem; margin: 0 0 .25rem; }
 .context { color: #555; font-size: .87rem; padding-left: 1.1rem; }
 .figures { display: grid; gap: 1.5rem; grid-template-columns: repeat(auto-fit, minmax(min(100%, 440px), 1fr)); }
 .figures > div { min-width: 0; }
-.chart { width: 100%; }
+.figures .chart.vega-embed { width: 100%; padding-right: 0; }
+.figures .chart.vega-embed summary { top: -1.9rem; }
 table { border-collapse: collapse; width: 100%; margin: .5rem 0 1.5rem; font-variant-numeric: tabular-nums; }
 caption { text-align: left; font-weight: 600; padding: .25rem 0; }
 th, td { text-align: left; vertical-align: top; padding: .3rem .8rem .3rem 0; border-bottom: 1px solid #ddd; }
@@ -109,15 +116,19 @@ th { font-size: .85rem; font-weight: 600; color: #555; }
 .number { text-align: right; white-space: nowrap; }
 .faster { color: #00664b; font-weight: 600; }
 .slower { color: #a84300; font-weight: 600; }
+.faster, .slower, .within-noise, .too-few-rounds { white-space: nowrap; }
 .within-noise, .too-few-rounds { color: #666; font-style: italic; }
+td.reason { min-width: 16rem; }
 @media (max-width: 700px) {
-  table, tbody, tr, td, caption { display: block; }
-  thead { display: none; }
-  tr { border: 1px solid #ddd; border-radius: 4px; padding: .4rem .6rem; margin-bottom: .6rem; }
-  td, td.number { display: flex; justify-content: space-between; gap: 1rem; border: 0; padding: .1rem 0;
+  table { font-size: .87rem; }
+  th, td { padding-right: .4rem; }
+  th.number { white-space: normal; }
+  .wide, .wide tbody, .wide tr, .wide td, .wide caption { display: block; }
+  .wide thead, .wide td:empty { display: none; }
+  .wide tr { border: 1px solid #ddd; border-radius: 4px; padding: .4rem .6rem; margin-bottom: .6rem; }
+  .wide td { display: flex; justify-content: space-between; gap: 1rem; border: 0; padding: .1rem 0; min-width: 0;
     text-align: right; white-space: normal; }
-  td::before { content: attr(data-title); color: #555; text-align: left; font-weight: 400; font-style: normal; }
-  td:empty { display: none; }
+  .wide td::before { content: attr(data-title); color: #555; text-align: left; font-weight: 400; font-style: normal; }
 }
 </style>
 {% if vega %}

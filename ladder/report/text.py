@@ -7,16 +7,25 @@ from typing import Any
 
 Row = Mapping[str, Any]
 
+NO_STEPS = "A single rung: no step to compare."
+
 
 def number(value: float | None, digits: int = 3) -> str:
-    """A figure with so many significant digits and no exponent; empty where there is none."""
-    if value is None:
+    """A figure with so many significant digits, no exponent, and its integer part whole; empty where there is none."""
+    return "" if value is None else f"{value:,.{_decimals(value, digits)}f}"
+
+
+def _decimals(value: float, digits: int = 3) -> int:
+    """Decimal places that give a value so many significant digits."""
+    exponent = int(f"{value:.{digits - 1}e}".partition("e")[2])
+    return max(0, digits - 1 - exponent)
+
+
+def gain_ms(step: Row) -> str:
+    """The gain in ms as finely as the latency it is taken from, but to 0.1 ms at least; empty where there is none."""
+    if step["gain_ms"] is None:
         return ""
-    if value == 0:
-        return "0"
-    rounded = float(f"{value:.{digits}g}")
-    exponent = int(f"{abs(rounded):.0e}".partition("e")[2])
-    return f"{value:,.{max(0, digits - 1 - exponent)}f}"
+    return f"{step['gain_ms']:+,.{max(1, _decimals(step['from_ms']))}f}".replace("-", "−")
 
 
 def gain(step: Row) -> str:
@@ -47,15 +56,12 @@ def interactions(steps: Sequence[Row]) -> list[str]:
     for step in steps:
         if step["interaction_ms"] is not None:
             causes.setdefault(step["interaction_ms"], []).append(step["cause"])
-    return [
-        f"Interaction of {' and '.join(dict.fromkeys(names))}: {_signed(value)} ms; either gains this much "
-        f"{'more' if value >= 0 else 'less'} after the other than before it."
-        for value, names in causes.items()
-    ]
-
-
-def _signed(value: float) -> str:
-    return ("+" if value >= 0 else "−") + number(abs(value))
+    lines = []
+    for value, names in causes.items():
+        sign, way = ("+", "more") if value >= 0 else ("−", "less")
+        line = f"Interaction of {' and '.join(dict.fromkeys(names))}: {sign}{number(abs(value))} ms; "
+        lines.append(line + f"either gains this much {way} after the other than before it.")
+    return lines
 
 
 def interval_title(summary: Row) -> str:
@@ -88,12 +94,16 @@ def processor(host: Row) -> str:
     return " + ".join(str(value) for value in reversed(named)) or "processor unknown"
 
 
-def context(summary: Row, model: str | None = None) -> list[str]:
-    """What every table has to state, one line each: weights, platform and processor, versions, when and how often."""
-    labels = {name: label for name, label in summary["weights"].items() if model in (None, name)}
-    lines = [f"Weights of {name}: {weights_note(label)}" for name, label in labels.items()]
-    for host in summary["hosts"]:
-        lines.append(f"Platform {host['platform']}: {processor(host)}")
+def weights_notes(summary: Row, platform: str | None = None) -> str:
+    """The weights of every model of a platform (None: of all), e.g. ``Weights: yolo11n seeded(0): ..; resnet18 ..``."""
+    models = {entry["model"] for entry in summary["ladders"] if platform in (None, entry["platform"])}
+    return "Weights: " + "; ".join(f"{m} {weights_note(w)}" for m, w in summary["weights"].items() if m in models)
+
+
+def context(summary: Row) -> list[str]:
+    """What goes for a whole page, one line each: weights, platform and processor, versions, when and how often."""
+    lines = [weights_notes(summary)]
+    lines += dict.fromkeys(f"Platform {host['platform']}: {processor(host)}" for host in summary["hosts"])
     for platform, versions in summary["versions"].items():
         lines.append(f"Versions on {platform}: " + ", ".join(f"{k} {_joined(v)}" for k, v in versions.items()))
     span = summary["measured"]
@@ -101,7 +111,8 @@ def context(summary: Row, model: str | None = None) -> list[str]:
         return [*lines, "Nothing was measured."]
     first, last = span["first"][:10], span["last"][:10]
     days = first if first == last else f"{first} to {last}"
-    return [*lines, f"Measured {days}: {span['runs']} runs in {span['sittings']} sitting{'s' * (span['sittings'] != 1)}"]
+    sittings = f"{span['sittings']} sitting{'s' * (span['sittings'] != 1)}"
+    return [*lines, f"Measured {days}: {span['runs']} runs in {sittings}"]
 
 
 def _joined(value: Any) -> str:
@@ -119,11 +130,15 @@ def tables_of(summary: Row) -> list[tuple[tuple[str, str, int], list[Row]]]:
 def ladder_markdown(summary: Row) -> str:
     """Tables for a README: one a platform, model and batch, with what is needed to read them."""
     lines = []
+    titles = ["step", "cause", "from → to, ms", interval_title(summary)]
+    titles += ["noise floor, ms", "findable", "rounds", "verdict"]
     for (platform, model, batch), entries in tables_of(summary):
         steps = [step for entry in entries for step in entry["steps"]]
         lines += [f"**{model}, batch {batch}, {platform}** (weights {weights_note(summary['weights'][model])})", ""]
-        lines += [f"| step | cause | from → to, ms | {interval_title(summary)} | noise floor, ms | findable | rounds | verdict |"]
-        lines += ["|---|---|---|---|---|---|---|---|"]
+        if not steps:
+            lines += [NO_STEPS, ""]
+            continue
+        lines += [f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
         for step in steps:
             cells = (
                 f"{step['from']} → {step['to']}", step["cause"], from_to(step), gain(step),

@@ -1,0 +1,40 @@
+"""A stack's own Python environment, made from a locked requirements file."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from ladder.errors import StepError
+
+
+def make(lock: Path, folder: Path) -> str:
+    """Make ``folder`` anew from ``lock`` and return what is in it, as pip freeze lists it. Raises StepError."""
+    if not lock.is_file():
+        raise StepError(f"{lock} is missing: an environment needs its lock file, or name an interpreter with 'python'")
+    _run([sys.executable, "-m", "venv", "--clear", str(folder)], "python3 -m venv (Debian: install python3-venv)")
+    python = str(folder / "bin" / "python")
+    pip = [python, "-m", "pip", "--disable-pip-version-check"]
+    _run([*pip, "install", "--no-deps", "-r", str(lock)], f"pip install of {lock}")
+    return _run([*pip, "freeze", "--all"], "pip freeze")
+
+
+def existing(python: Path) -> str:
+    """What an interpreter named in the configuration has installed. Raises StepError where it does not run."""
+    code = (
+        "import importlib.metadata as m, sys\n"
+        "print('python', sys.version.split()[0])\n"
+        "print(*sorted({f'{d.name}=={d.version}' for d in m.distributions()}, key=str.lower), sep='\\n')"
+    )
+    return _run([str(python), "-c", code], f"the interpreter {python} named under environments")
+
+
+def _run(command: list[str], what: str) -> str:
+    try:
+        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=sys.stderr, text=True, check=False)
+    except OSError as error:
+        raise StepError(f"{what} cannot be started: {error.strerror}") from None
+    if done.returncode:
+        raise StepError(f"{what} failed with exit status {done.returncode}; its messages are in the log")
+    return done.stdout

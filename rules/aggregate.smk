@@ -1,0 +1,67 @@
+# From rounds and audits to tables, figures, the report and the verdict on the whole call.
+
+TABLES = ["results.csv", "ladder.csv", "audit.csv", "failures.csv", "summary.json", "ladder.md"]
+PAGES = ["ladder", "waterfall", "throughput", "latency", "audit", "environment", "failures"]
+
+
+rule aggregate:
+    input:
+        rounds=lambda w: [round.record for round in matrix.rounds(ladders_of(w))],
+        audits=lambda w: [engine.audit for engine in matrix.engines_of(ladders_of(w))],
+    output:
+        expand("results/{{scope}}{table}", table=TABLES),
+    params:
+        plan=spec(lambda w: matrix.plan(ladders_of(w))),
+        code=code(lambda w: ["ladder.aggregate"]),
+    log:
+        "logs/aggregate/{scope}aggregate.log",
+    shell:
+        "{PYTHON} {SCRIPTS}/aggregate.py --plan {params.plan:q} --output-dir results/{wildcards.scope} > {log:q} 2>&1"
+
+
+rule pages:
+    input:
+        expand("results/{table}", table=TABLES),
+    output:
+        [
+            report(f"results/report/{page}.html", caption=f"../docs/captions/{page}.rst", category=f"{number} {page}")
+            for number, page in enumerate(PAGES, 1)
+        ],
+    params:
+        code=code(lambda w: ["ladder.report.build"]),
+        captions=lambda w: text_hash("docs/captions"),
+    log:
+        "logs/aggregate/pages.log",
+    shell:
+        "{PYTHON} {SCRIPTS}/pages.py --results results --captions {workflow.basedir}/docs/captions"
+        " --output-dir results/report > {log:q} 2>&1"
+
+
+# Snakemake's own report needs a call of its own, over files that are all there
+rule report:
+    input:
+        rules.pages.output,
+    output:
+        "results/report.html",
+    log:
+        "logs/aggregate/report.log",
+    shell:
+        "{PYTHON} -m snakemake --snakefile {workflow.main_snakefile:q} --configfile {CONFIG_COPY} --nolock"
+        " --report {output:q} -- {input:q} > {log:q} 2>&1"
+
+
+# every call ends badly while anything that was asked for has no result
+rule check:
+    input:
+        "results/failures.csv",
+    output:
+        "results/check.txt",
+    log:
+        "logs/aggregate/check.log",
+    shell:
+        "{PYTHON} {SCRIPTS}/check.py --failures {input:q} --output {output:q}"
+
+
+def ladders_of(wildcards):
+    """The ladders of a scope: all, or those with a stack."""
+    return matrix.ladders_with(wildcards.scope.rstrip("/")) if wildcards.scope else list(matrix.ladders)

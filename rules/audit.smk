@@ -1,0 +1,21 @@
+# What an engine really is: parity with the reference, precision and place of every node.
+
+
+rule audit_engine:
+    input:
+        unpack(lambda w: with_big_files_ancient(matrix.audit_inputs(engine_of(w)))),
+    output:
+        audit="results/{platform}/audit/{model}/{engine}.json",
+        verdict="results/{platform}/audit/{model}/{engine}.pass.json",
+    params:
+        spec=spec(lambda w: matrix.audit_spec(engine_of(w))),
+        environment=lambda w: matrix.environment_argument(engine_of(w)),
+        python=lambda w: matrix.python(engine_of(w).rung["stack"]),
+        files=lambda w: matrix.audit_arguments(engine_of(w)),
+        code=lambda w: matrix.audit_code(engine_of(w)),
+        retry=retry("results/{platform}/audit/{model}/{engine}.pass.json"),
+    log:
+        "logs/audit_engine/{platform}/{model}/{engine}.log",
+    shell:
+        STEP + "{params.environment} -- {params.python} {SCRIPTS}/audit.py --spec {params.spec:q} {params.files}"
+        " --output-audit {output.audit:q} --output-pass {output.verdict:q} --log {log:q}"

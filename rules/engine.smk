@@ -1,0 +1,26 @@
+# One engine per model and rung: what the rung's stack makes of the model on this kind of host.
+
+
+rule engine:
+    input:
+        unpack(lambda w: with_big_files_ancient(matrix.engine_inputs(engine_of(w)))),
+    output:
+        payload="artifacts/{platform}/{model}/{engine}/engine",
+        build="artifacts/{platform}/{model}/{engine}/build.json",
+        id="artifacts/{platform}/{model}/{engine}/id.json",
+    params:
+        spec=spec(lambda w: matrix.engine_spec(engine_of(w))),
+        environment=lambda w: matrix.environment_argument(engine_of(w)),
+        python=lambda w: matrix.python(engine_of(w).rung["stack"]),
+        files=lambda w: matrix.engine_arguments(engine_of(w)),
+        code=lambda w: matrix.engine_code(engine_of(w)),
+        retry=retry("artifacts/{platform}/{model}/{engine}/id.json"),
+    log:
+        "logs/engine/{platform}/{model}/{engine}.log",
+    shell:
+        STEP + "{params.environment} -- {params.python} {SCRIPTS}/engine.py --spec {params.spec:q} {params.files}"
+        " --output-engine {output.payload:q} --output-id {output.id:q} --output-build {output.build:q} --log {log:q}"
+
+
+def engine_of(wildcards):
+    return matrix.engines[wildcards.model, wildcards.engine]

@@ -1,0 +1,25 @@
+# Reduced-precision ONNX files, with the calibration they came from.
+
+
+rule precision:
+    input:
+        fp32_id="artifacts/{model}/fp32.id.json",
+        fp32=ancient("artifacts/{model}/fp32.onnx"),
+        calibration_id="artifacts/{model}/calibration.id.json",
+        calibration=ancient("artifacts/{model}/calibration.npz"),
+    output:
+        onnx="artifacts/{model}/{precision}.onnx",
+        graph="artifacts/{model}/{precision}.graph.json",
+        scales="artifacts/{model}/{precision}.scales.json",
+        id="artifacts/{model}/{precision}.id.json",
+    params:
+        options=spec(lambda w: matrix.conversion_spec(w.model)),
+        code=code(lambda w: ["ladder.precision", "ladder.graph"]),
+        versions=spec(lambda w: matrix.conversion_versions()),
+        retry=retry("artifacts/{model}/{precision}.id.json"),
+    log:
+        "logs/precision/{model}.{precision}.log",
+    shell:
+        STEP + "-- {PYTHON} {SCRIPTS}/precision.py --precision {wildcards.precision} --options {params.options:q}"
+        " --onnx {input.fp32:q} --calibration {input.calibration:q} --output-onnx {output.onnx:q}"
+        " --output-graph {output.graph:q} --output-scales {output.scales:q} --output-id {output.id:q} --log {log:q}"

@@ -1,0 +1,24 @@
+"""Write the report's pages, one self-contained HTML file a section, from the tables."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import _repository  # noqa: F401
+
+from ladder.report.build import build
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--results", type=Path, required=True, help="folder of the tables and of summary.json")
+    parser.add_argument("--captions", type=Path, required=True, help="folder of the sections' captions (.rst)")
+    parser.add_argument("--output-dir", type=Path, required=True, help="where the pages go")
+    arguments = parser.parse_args()
+    for page in build(arguments.results, arguments.captions, arguments.output_dir):
+        print(page)
+
+
+if __name__ == "__main__":
+    main()

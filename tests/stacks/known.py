@@ -1,0 +1,74 @@
+"""A stack from outside the package whose latency is known: it waits ``delay_ms``, then gives its input back.
+
+Options: delay_ms; at_run: what goes wrong there (refuse, crash, hang, nan).
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import numpy as np
+
+from ladder.errors import StepError
+from ladder.stacks.base import Node
+
+
+def create(**arguments):
+    return Stack()
+
+
+class Stack:
+    def build(self, source, rung, destination):
+        Path(destination).write_text(f"engine {os.urandom(8).hex()}")
+        return {}
+
+    def open(self, source, payload, rung, batch):
+        return Session(rung)
+
+    def nodes(self, source, payload, rung, batch, inputs):
+        return [Node("identity", "Identity", rung.precision, "CPU", 1.0)]
+
+    def identity(self):
+        return {"known": "1"}
+
+
+class Session:
+    def __init__(self, rung):
+        self.delay = rung.options.get("delay_ms", 1) / 1000
+        self.wrong = rung.options.get("at_run")
+        self.threads = rung.threads
+        self.inputs = {}
+        self.in_flight = 0
+
+    def bind(self, inputs):
+        self.inputs = {name: array.copy() for name, array in inputs.items()}
+
+    def run(self):
+        if self.wrong == "refuse":
+            raise StepError("the delay is out of order", permanent=True)
+        if self.wrong == "crash":
+            os.abort()
+        if self.wrong == "hang":
+            time.sleep(3600)
+        self.in_flight += 1
+
+    def synchronise(self):
+        end = time.perf_counter() + self.delay * self.in_flight
+        self.in_flight = 0
+        while time.perf_counter() < end:
+            pass
+
+    def outputs(self):
+        value = np.nan if self.wrong == "nan" else 1.0
+        return {name: array * value for name, array in self.inputs.items()}
+
+    def facts(self):
+        return {"threads": self.threads, "provider": "CPU"}
+
+    def memory_mb(self):
+        return {}
+
+    def close(self):
+        self.inputs = {}

@@ -1,0 +1,352 @@
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import synthetic
+
+from ladder import tables
+from ladder.aggregate import _saturation, aggregate, planned_files, read_latencies
+from ladder.errors import StepError
+from ladder.files import read_json, write_json
+
+SMALL = synthetic.CPU_LADDER | {"batches": [1, 4]}
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory):
+    """A whole run with two batches of 8 rounds, never changed."""
+    root = tmp_path_factory.mktemp("run")
+    plan, rounds = synthetic.write_run(root / "results", [SMALL])
+    return root, plan, rounds, synthetic.write_audits(root / "results", SMALL)
+
+
+@pytest.fixture
+def run(measured, tmp_path):
+    """A copy of the run that a test may change: plan, rounds, audits and where the tables go."""
+    root, plan, rounds, audits = measured
+    shutil.copytree(root, tmp_path, dirs_exist_ok=True)
+    moved = [[tmp_path / path.relative_to(root) for path in paths] for paths in (rounds, audits)]
+    return plan, *moved, tmp_path / "tables"
+
+
+def table(folder: Path, name: str) -> list[dict[str, str]]:
+    with open(folder / name, newline="", encoding="utf-8") as stream:
+        return list(csv.DictReader(stream))
+
+
+def change(path: Path, **keys) -> None:
+    write_json(path, read_json(path) | keys)
+
+
+def test_tables_have_their_columns_and_one_row_a_run(run):
+    plan, rounds, audits, out = run
+    aggregate(plan, rounds, audits, out)
+    for name in ("results", "ladder", "audit", "failures"):
+        with open(out / f"{name}.csv", encoding="utf-8") as stream:
+            assert stream.readline().strip().split(",") == list(getattr(tables, name.upper()))
+    assert len(table(out, "results.csv")) == 2 * 8 * 5
+    assert len(table(out, "ladder.csv")) == 2 * 4
+    assert len(table(out, "audit.csv")) == 5
+    assert table(out, "failures.csv") == []
+
+
+def test_latency_columns_come_from_the_raw_latencies(run):
+    plan, rounds, audits, out = run
+    aggregate(plan, rounds, audits, out)
+    row = next(r for r in table(out, "results.csv") if r["batch"] == "4" and r["rung"] == "onnxruntime-int8")
+    raw = rounds[0].parents[1] / "b4" / f"{row['round']}.parquet"
+    ms = read_latencies(raw)["onnxruntime-int8"] / 1e6
+    assert float(row["median_ms"]) == pytest.approx(np.median(ms))
+    assert float(row["min_ms"]) == ms.min()
+    assert float(row["latency_ips"]) == pytest.approx(4000 / np.median(ms))
+
+
+def test_what_was_not_read_is_empty_and_never_zero(run):
+    plan, rounds, audits, out = run
+    aggregate(plan, rounds, audits, out)
+    row = table(out, "results.csv")[0]
+    assert row["device_mem_mb"] == row["allocator_mem_mb"] == row["device_span_ms"] == ""
+    assert row["p90_ms"] != "" and row["p95_ms"] == row["p99_ms"] == ""  # 30 iterations are too few for p95
+
+
+def test_percentiles_are_pooled_over_rounds(run):
+    plan, rounds, audits, out = run
+    summary = aggregate(plan, rounds, audits, out)
+    pooled = next(p for p in summary["latency"] if p["rung"] == "openvino-fp32" and p["batch"] == 1)
+    every = np.concatenate([read_latencies(p.with_suffix(".parquet"))["openvino-fp32"] for p in rounds[:8]]) / 1e6
+    assert (pooled["rounds"], pooled["iterations"]) == (8, 240)
+    assert pooled["p50_ms"] == pytest.approx(np.median(every))
+    assert pooled["p99_ms"] == pytest.approx(np.percentile(every, 99))
+
+
+def test_ladder_has_the_planned_steps_with_verdicts_and_the_recorded_weights(run):
+    plan, rounds, audits, out = run
+    aggregate(plan, rounds, audits, out)
+    found = {(r["batch"], r["from"], r["to"]): r for r in table(out, "ladder.csv")}
+    assert list(found) == [(b, s["from"], s["to"]) for b in ("1", "4") for s in SMALL["steps"]]
+    assert found["1", "pytorch-fp32", "onnxruntime-fp32"]["verdict"] == "faster"
+    assert found["1", "openvino-fp32", "openvino-int8"]["verdict"] == "within noise"
+    assert {r["weights"] for r in found.values()} == {"seeded(0)"}
+    assert {r["interaction_ms"] for r in found.values()} == {""}
+
+
+def test_tables_can_be_made_again_and_come_out_the_same(run):
+    plan, rounds, audits, out = run
+    aggregate(plan, rounds, audits, out)
+    first = {path.name: path.read_bytes() for path in out.iterdir()}
+    aggregate(plan, reversed(rounds), audits, out)
+    assert {path.name: path.read_bytes() for path in out.iterdir()} == first
+
+
+def test_raw_latencies_are_sorted_into_arrival_order(tmp_path):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    rungs = pa.array(["b", "a", "b", "a", "b"]).dictionary_encode()
+    order, ns = pa.array([2, 1, 0, 0, 1], pa.int32()), pa.array([12, 1, 10, 0, 11], pa.int64())
+    pq.write_table(pa.table({"rung": rungs, "iteration": order, "latency_ns": ns}), tmp_path / "raw.parquet")
+    found = read_latencies(tmp_path / "raw.parquet")
+    assert {rung: values.tolist() for rung, values in found.items()} == {"b": [10, 11, 12], "a": [0, 1]}
+
+
+def test_a_round_without_any_result_has_an_empty_raw_file(tmp_path):
+    synthetic.write_raw(tmp_path / "raw.parquet", [])
+    assert read_latencies(tmp_path / "raw.parquet") == {}
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (lambda path: path.write_text('{"rows": ['), "not a round's record"),
+        (lambda path: write_json(path, {"rows": [], "failures": []}), "without details, host_state, warnings"),
+        (lambda path: change(path, rows=[], failures=[]), "neither results nor failures"),
+        (lambda path: path.with_suffix(".parquet").write_bytes(b"PAR1"), "cannot read raw latencies"),
+        (lambda path: path.with_suffix(".parquet").unlink(), "cannot read raw latencies"),
+        (lambda path: synthetic.write_raw(path.with_suffix(".parquet"), []), "has 30 timed iterations"),
+        (lambda path: change(path, rows=[{"rung": "x"}]), "without allocator_mem_mb"),
+        (lambda path: shutil.copy(path.with_name("2.json"), path), "a second result of"),
+    ],
+)
+def test_a_file_that_cannot_be_trusted_is_named_and_no_table_is_written(run, spoil, said):
+    plan, rounds, audits, out = run
+    spoil(rounds[0])
+    with pytest.raises(StepError, match=said) as error:
+        aggregate(plan, rounds, audits, out)
+    assert "b1" in str(error.value)
+    assert not out.exists()
+
+
+def test_an_audit_that_cannot_be_trusted_is_named(run):
+    plan, rounds, audits, out = run
+    audits[0].write_text("")
+    with pytest.raises(StepError, match="not an audit") as error:
+        aggregate(plan, rounds, audits, out)
+    assert str(audits[0]) in str(error.value)
+
+
+def test_a_round_of_another_plan_is_refused(run):
+    plan, rounds, audits, out = run
+    with pytest.raises(StepError, match="ladder 'cpu', which is not in the plan"):
+        aggregate({"ladders": [SMALL | {"ladder": "other"}]}, rounds, audits, out)
+
+
+def test_rounds_with_different_weights_are_refused(run):
+    plan, rounds, audits, out = run
+    record = read_json(rounds[3])
+    change(rounds[3], rows=[row | {"weights": "seeded(1)"} for row in record["rows"]])
+    with pytest.raises(StepError, match=r"different weights, seeded\(0\), seeded\(1\)"):
+        aggregate(plan, rounds, audits, out)
+
+
+def test_a_run_that_failed_is_one_row(run):
+    plan, rounds, audits, out = run
+    synthetic.write_round(out.parent / "results", SMALL, 4, 3, 30, failed={"openvino-int8": "run"})
+    summary = aggregate(plan, rounds, audits, out)
+    (row,) = table(out, "failures.csv")
+    assert row == {
+        "platform": "synthetic-cpu", "model": "yolo11n", "ladder": "cpu", "rung": "openvino-int8", "batch": "4",
+        "round": "3", "stage": "run", "permanent": "false", "reason": "run broke", "log": "logs/x.log",
+    }  # fmt: skip
+    assert summary["failures"] == 1
+    steps = {(r["batch"], r["to"]): r["rounds"] for r in table(out, "ladder.csv")}
+    assert (steps["4", "openvino-int8"], steps["4", "onnxruntime-int8"]) == ("7", "8")
+
+
+def test_a_rung_that_could_not_be_made_is_one_row_with_its_present_reason(run):
+    plan, rounds, audits, out = run
+    for batch in SMALL["batches"]:
+        for number in range(1, 9):
+            synthetic.write_round(out.parent / "results", SMALL, batch, number, 30, failed={"openvino-int8": "engine"})
+    broken = next(path for path in audits if path.stem == "openvino-int8")
+    why = {"stage": "engine", "permanent": True, "reason": "an operator is unknown", "log": "logs/engine.log"}
+    write_json(broken.with_suffix(".pass.json"), {"status": "failed", "verdict": "failed", **why})
+    aggregate(plan, rounds, audits, out)
+    (row,) = table(out, "failures.csv")
+    assert (row["rung"], row["batch"], row["round"]) == ("openvino-int8", "", "")
+    assert (row["stage"], row["reason"], row["permanent"]) == ("engine", "an operator is unknown", "true")
+    assert [r["verdict"] for r in table(out, "ladder.csv") if r["to"] == "openvino-int8"] == ["too few rounds"] * 2
+
+
+def test_a_static_engine_that_failed_at_one_batch_is_a_row_of_that_batch(run):
+    plan, rounds, audits, out = run
+    rungs = [r | {"engines": {"1": "pytorch-fp32", "4": r["name"]}} for r in SMALL["rungs"]]
+    broken = next(path for path in audits if path.stem == "openvino-int8")
+    change(broken.with_suffix(".pass.json"), verdict="exclude", reason="not finite", permanent=True)
+    aggregate({"ladders": [SMALL | {"rungs": rungs}]}, rounds, audits, out)
+    (row,) = table(out, "failures.csv")
+    assert (row["rung"], row["batch"], row["stage"]) == ("openvino-int8", "4", "audit")
+
+
+def test_what_was_planned_and_is_nowhere_is_a_failure(run):
+    plan, rounds, audits, out = run
+    rounds[-1].unlink()
+    record = read_json(rounds[0])
+    change(rounds[0], rows=[row for row in record["rows"] if row["rung"] != "pytorch-fp32"])
+    aggregate(plan, rounds, audits, out)
+    by_rung = {row["rung"]: row for row in table(out, "failures.csv")}
+    assert by_rung["pytorch-fp32"]["round"] == "1" and "does not mention" in by_rung["pytorch-fp32"]["reason"]
+    assert by_rung[""]["batch"] == "4" and by_rung[""]["reason"] == "1 of 8 planned rounds have no file"
+
+
+def test_a_run_without_any_result_still_gives_all_tables(run):
+    plan, rounds, audits, out = run
+    everything = dict.fromkeys((rung["name"] for rung in SMALL["rungs"]), "export")
+    for batch in SMALL["batches"]:
+        for number in range(1, 9):
+            synthetic.write_round(out.parent / "results", SMALL, batch, number, 30, failed=everything)
+    summary = aggregate(plan, rounds, audits, out)
+    assert len(table(out, "failures.csv")) == 2 * 5
+    assert {row["verdict"] for row in table(out, "ladder.csv")} == {"too few rounds"}
+    assert "not known: nothing was measured" in (out / "ladder.md").read_text()
+    assert summary["measured"]["first"] is None
+
+
+def point(batch, ips, rung="r"):
+    return {"platform": "p", "model": "m", "ladder": "l", "rung": rung, "batch": batch, "median_ips": ips}
+
+
+@pytest.mark.parametrize(
+    ("ips", "batch"),
+    [
+        ({1: 10}, None),  # a single batch shows nothing
+        ({1: 10, 2: 20, 4: 40}, None),  # still rising
+        ({1: 10, 2: 20, 4: 21, 8: 21}, 2),  # 20 reaches 95 % of 21
+        ({1: 10, 2: 20, 4: 15}, 2),  # falls again
+        ({1: 20, 2: 20}, 1),
+        ({1: 18.9, 2: 20, 4: 20}, 2),  # 94.5 % is not enough
+        ({1: 10, 8: 100, 16: 105}, 8),
+    ],
+)
+def test_saturation_is_the_smallest_batch_at_95_percent_if_a_larger_one_was_measured(ips, batch):
+    (mark,) = _saturation([point(b, value) for b, value in ips.items()])
+    assert mark["batch"] == batch
+    assert (mark["highest_ips"], mark["largest_batch"]) == (max(ips.values()), max(ips))
+
+
+def test_warnings_that_differ_in_figures_only_are_one(run):
+    plan, rounds, audits, out = run
+    warnings = aggregate(plan, rounds, audits, out)["warnings"]
+    load = [w for w in warnings if w["warning"].startswith("load is")]
+    assert [w["scope"] for w in load] == ["4 of 16 rounds"]
+    assert any("yolo11n, onnxruntime-int8: boxes matched" in w["warning"] for w in warnings)
+    assert any("was unsteady" in w["warning"] for w in warnings)
+
+
+def test_a_busy_workflow_and_changed_files_are_warned_of(run):
+    plan, rounds, audits, out = run
+    record = read_json(rounds[0])
+    rows = [row | {"parent_cpu_pct": 3.5, "fp32_onnx_sha256": "ff" * 32} for row in record["rows"]]
+    change(rounds[0], rows=rows)
+    said = {w["warning"]: w["scope"] for w in aggregate(plan, rounds, audits, out)["warnings"]}
+    assert any("up to 3.5 % of a core" in text and scope == "5 of 80 runs" for text, scope in said.items())
+    assert any("do not agree in fp32_onnx_sha256" in text for text in said)
+
+
+def test_versions_and_host_state_are_told_once_or_with_all_their_values(run):
+    plan, rounds, audits, out = run
+    record = read_json(rounds[0])
+    record["details"]["openvino-fp32"]["identity"] = {"openvino": "2099.2"}
+    change(rounds[0], details=record["details"], host_state=record["host_state"] | {"memory_mb": 15000.0})
+    summary = aggregate(plan, rounds, audits, out)
+    assert summary["versions"]["synthetic-cpu"]["torch"] == "2.99.0"
+    assert sorted(summary["versions"]["synthetic-cpu"]["openvino"]) == ["2099.1", "2099.2"]
+    (host,) = summary["hosts"]
+    assert host["rounds"] == 16
+    assert host["state"]["memory_mb"] == {"min": 15000.0, "max": 16000.0}
+    assert host["state"]["kernel"] == "6.99.0" and host["state"]["governor"] is None
+    rung = next(r for r in summary["rungs"] if r["rung"] == "pytorch-fp32")
+    assert rung["facts"]["tf32.matmul"] is False
+
+
+def test_nodes_are_counted_by_type_and_precision(run):
+    plan, rounds, audits, out = run
+    nodes = aggregate(plan, rounds, audits, out)["nodes"]
+    held = [n for n in nodes if n["engine"] == "pytorch-fp32"]
+    assert sum(n["nodes"] for n in held) == 240
+    assert all(n["time_ms"] is None for n in held)
+    assert {n["precision"] for n in held if n["type"] == "Split"} == {"unknown"}
+    timed = [n for n in nodes if n["engine"] == "openvino-int8"]
+    assert all(n["time_ms"] > 0 for n in timed)
+
+
+def test_markdown_says_what_a_reader_needs(run):
+    plan, rounds, audits, out = run
+    aggregate(plan, rounds, audits, out)
+    text = (out / "ladder.md").read_text()
+    for needed in (
+        "seeded(0): random weights, timing only", "synthetic-cpu", "Synthetic CPU @ 2.00GHz", "onnxruntime 1.99.0",
+        "2030-01-01", "80 runs in 1 sitting", "| faster |", "| within noise |", "99 % interval", "findable",
+    ):  # fmt: skip
+        assert needed in text
+    rows = [line for line in text.splitlines() if line.startswith("|")]
+    assert len({line.count("|") for line in rows}) == 1
+    assert len(rows) == 2 * (2 + 4)
+
+
+def test_the_script_finds_the_planned_files_by_itself(run):
+    plan, rounds, audits, out = run
+    root = out.parent
+    assert {root / path for path in planned_files(plan)[0]} == set(rounds)
+    assert {root / path for path in planned_files(plan)[1]} == set(audits)
+    script = Path(__file__).parents[1] / "scripts" / "aggregate.py"
+    command = [sys.executable, str(script), "--plan", json.dumps(plan), "--output-dir", "results"]
+    subprocess.run(command, cwd=root, check=True)
+    assert len(table(root / "results", "results.csv")) == 80
+
+
+PEAK = """
+import json, resource, sys, time
+from pathlib import Path
+from ladder.aggregate import aggregate
+folder = Path(sys.argv[1])
+plan = json.loads((folder / "plan.json").read_text())
+rounds = sorted((folder / "results").rglob("rounds/**/*.json"))
+start = time.monotonic()
+aggregate(plan, rounds, [], folder / "tables")
+print(json.dumps([time.monotonic() - start, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024]))
+"""
+
+
+@pytest.mark.slow
+def test_ten_thousand_runs_of_a_thousand_latencies_take_under_20_s_and_little_memory(tmp_path):
+    """10,000 runs are 80 MB of latencies; ten times the runs must not need ten times the memory."""
+    figures = {}
+    for runs in (1_000, 10_000):
+        ladder = synthetic.CPU_LADDER | {"rounds": 20, "batches": list(range(1, runs // 100 + 1))}
+        ladder |= {"rungs": [rung | {"engines": {}} for rung in ladder["rungs"]]}
+        plan, rounds = synthetic.write_run(tmp_path / str(runs) / "results", [ladder], 1000)
+        assert len(rounds) * 5 == runs
+        write_json(tmp_path / str(runs) / "plan.json", plan)
+        command = [sys.executable, "-c", PEAK, str(tmp_path / str(runs))]
+        done = subprocess.run(command, cwd=Path(__file__).parents[1], check=True, capture_output=True, text=True)
+        figures[runs] = json.loads(done.stdout)
+    print(figures)
+    assert figures[10_000][0] < 20
+    assert figures[10_000][1] < figures[1_000][1] + 150

@@ -1,0 +1,209 @@
+"""One round: a fresh process a rung, failures as rows, and nothing measured twice."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pyarrow.parquet as pq
+import pytest
+
+from ladder import locks, round
+from ladder.files import read_json, sha256, write_json
+from ladder.step import attempts_path
+
+ROOT = Path(__file__).parent.parent
+STACK = str(ROOT / "tests/stacks/known.py")
+
+
+@pytest.fixture(autouse=True)
+def own_host_lock(tmp_path, monkeypatch):
+    monkeypatch.setattr(locks, "HOST_LOCK", tmp_path / "host.lock")
+
+
+def make_rung(folder, name, **options):
+    engine = folder / name
+    engine.mkdir(exist_ok=True)
+    (engine / "engine").write_text("engine")
+    write_json(engine / "id.json", {"status": "ok", "stack": "known"})
+    write_json(engine / "build.json", {"sha256": sha256(engine / "engine")})
+    write_json(engine / "pass.json", {"verdict": "pass", "reason": None, "permanent": None})
+    factors = {"device": "cpu", "api": "known", "compiler": "none", "precision": "fp32", "launch": "eager"}
+    return {
+        "rung": {"name": name, "stack": "known", **factors, "shape": "dynamic", "transfers": "excluded", "threads": 1, "options": options},
+        "stack": {"module": STACK, "arguments": {}},
+        "python": sys.executable,
+        "versions": {},
+        "code": "1",
+        "engine": str(engine / "engine"),
+        "engine_id": str(engine / "id.json"),
+        "build": str(engine / "build.json"),
+        "pass": str(engine / "pass.json"),
+        "export_id": str(folder / "fp32.id.json"),
+        "onnx": None,
+        "weights": None,
+    }  # fmt: skip
+
+
+@pytest.fixture
+def spec(tmp_path):
+    write_json(tmp_path / "fp32.id.json", {"status": "ok", "sha256": "f" * 64, "weights": "seeded(0)", "axes": {"n": "batch"}})
+    np.savez(tmp_path / "inputs.npz", x=np.ones((2, 3), np.float32))
+    measure = {
+        "warmup": 1, "iterations": 6, "min_iterations": 6, "max_seconds": 1, "repeats": 1, "pause_seconds": 0,
+        "interval_pct": 1, "throughput_seconds": 0, "throughput_iterations": 3, "queue": 4, "timeout_seconds": 20,
+    }  # fmt: skip
+    return {
+        "platform": "cpu",
+        "device": "cpu",
+        "ladder": "known",
+        "model": {"name": "identity"},
+        "batch": 2,
+        "round": 1,
+        "seed": 0,
+        "measure": measure,
+        "inputs": str(tmp_path / "inputs.npz"),
+        "profile": {"min": 1, "opt": 1, "max": 4},
+        "fingerprint": {},
+        "rungs": [make_rung(tmp_path, "a", delay_ms=1), make_rung(tmp_path, "b", delay_ms=3)],
+    }
+
+
+@pytest.fixture
+def measured(tmp_path):
+    def go(spec):
+        return round.measure_round(spec, tmp_path / "1.json", tmp_path / "1.parquet", tmp_path / "1.log")
+
+    return go
+
+
+def test_a_round_has_a_row_and_its_raw_latencies_for_every_rung(spec, measured, tmp_path):
+    record = measured(spec)
+    rows = {row["rung"]: row for row in record["rows"]}
+    assert set(rows) == {"a", "b"} and record["failures"] == []
+    raw = pq.read_table(tmp_path / "1.parquet").to_pandas()
+    for name, delay in (("a", 1), ("b", 3)):
+        latencies = raw[raw.rung == name].latency_ns
+        assert len(latencies) == rows[name]["iterations"] == 6
+        assert delay <= latencies.median() / 1e6 < delay + 2
+        assert 0 < rows[name]["throughput_ips"] <= 2 / (delay / 1000)
+    assert rows["a"]["device_mem_mb"] is None and rows["a"]["process_mem_mb"] > 1
+    assert rows["a"]["weights"] == "seeded(0)" and rows["a"]["raw"] == str(tmp_path / "1.parquet")
+    assert sorted(row["position"] for row in record["rows"]) == [0, 1]
+
+
+def test_the_workflow_engine_is_idle_while_a_run_is_timed(spec, measured):
+    spec["measure"]["iterations"] = 600
+    for row in measured(spec)["rows"]:
+        assert row["parent_cpu_pct"] is not None and row["parent_cpu_pct"] < 25  # of a short run; the test's own parent is pytest
+
+
+def test_the_order_is_seeded_and_differs_between_rounds():
+    names = list("abcdef")
+    assert round.order(names, 0, 1) == round.order(names[::-1], 0, 1)
+    assert len({tuple(round.order(names, 0, n)) for n in range(20)}) > 15
+    firsts = [round.order(names, 0, n)[0] for n in range(600)]
+    assert all(60 < firsts.count(name) < 140 for name in names)  # 100 expected; 4.4 standard deviations
+
+
+@pytest.mark.parametrize(
+    ("wrong", "permanent", "part"),
+    [("refuse", True, "out of order"), ("crash", False, "died with signal 6"), ("nan", False, "NaN"), ("hang", False, "took longer than 2 s")],
+)  # fmt: skip
+def test_a_rung_that_fails_is_a_row_and_the_others_go_on(spec, measured, tmp_path, wrong, permanent, part):
+    spec["rungs"][0]["rung"]["options"]["at_run"] = wrong
+    spec["measure"]["timeout_seconds"] = 2
+    record = measured(spec)
+    assert [row["rung"] for row in record["rows"]] == ["b"]
+    (failure,) = record["failures"]
+    assert failure["rung"] == "a" and failure["stage"] == "run" and failure["permanent"] is permanent
+    assert part in failure["reason"]
+    assert attempts_path(tmp_path / "1.json").exists() is not permanent
+
+
+def test_a_finished_round_is_kept_until_something_it_depends_on_changes(spec, measured, tmp_path):
+    first = measured(spec)
+    assert measured(spec)["kept"]
+    assert read_json(tmp_path / "1.json")["rows"] == first["rows"]
+    spec["measure"]["iterations"] = 7
+    assert not measured(spec)["kept"]
+
+
+def test_an_engine_rebuilt_with_other_bytes_measures_nothing_again(spec, measured, tmp_path):
+    measured(spec)
+    (tmp_path / "a/engine").write_text("other bytes")
+    write_json(tmp_path / "a/build.json", {"sha256": sha256(tmp_path / "a/engine")})
+    assert measured(spec)["kept"]
+    write_json(tmp_path / "a/id.json", {"status": "ok", "stack": "newer"})
+    assert not measured(spec)["kept"]
+
+
+def test_a_failed_rung_is_measured_again_and_a_round_asked_for_by_name_too(spec, measured, monkeypatch):
+    spec["rungs"][0]["rung"]["options"]["at_run"] = "crash"
+    measured(spec)
+    assert not measured(spec)["kept"]
+    spec["rungs"][0]["rung"]["options"].pop("at_run")
+    measured(spec)
+    monkeypatch.setenv("LADDER_FORCE", "1")
+    assert not measured(spec)["kept"]
+
+
+def test_an_engine_that_was_changed_is_not_run(spec, measured, tmp_path):
+    (tmp_path / "b/engine").write_text("cut sh")
+    record = measured(spec)
+    (failure,) = record["failures"]
+    assert failure["rung"] == "b" and "was changed or cut short" in failure["reason"]
+
+
+def test_an_excluded_engine_is_not_run_and_says_why(spec, measured, tmp_path):
+    write_json(tmp_path / "b/pass.json", {"verdict": "exclude", "reason": "cosine 0.1", "permanent": True})
+    record = measured(spec)
+    (failure,) = record["failures"]
+    assert (failure["rung"], failure["stage"], failure["reason"]) == ("b", "audit", "cosine 0.1")
+
+
+def test_a_round_waits_for_the_host(spec, tmp_path):
+    with locks.host_lock(exclusive=False, waiting=""):
+        script = f"""
+            import json, sys
+            from pathlib import Path
+            from ladder import locks, round
+            locks.HOST_LOCK = Path({str(locks.HOST_LOCK)!r})
+            spec = json.loads(Path({str(tmp_path / "spec.json")!r}).read_text())
+            folder = Path({str(tmp_path)!r})
+            round.measure_round(spec, folder / "1.json", folder / "1.parquet", folder / "1.log")
+        """
+        write_json(tmp_path / "spec.json", spec)
+        child = subprocess.Popen([sys.executable, "-c", textwrap.dedent(script)], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+        assert "waiting" in child.stdout.readline()
+        assert not (tmp_path / "1.json").exists()
+    assert child.wait(60) == 0
+    assert (tmp_path / "1.json").exists()
+
+
+def test_no_process_goes_on_timing_when_its_round_is_killed(spec, tmp_path):
+    for rung in spec["rungs"]:
+        rung["rung"]["options"]["at_run"] = "hang"
+    write_json(tmp_path / "spec.json", spec)
+    parts = ("--output", tmp_path / "1.json", "--raw", tmp_path / "1.parquet", "--log", tmp_path / "1.log")
+    command = [sys.executable, str(ROOT / "scripts/round.py"), "--spec", f"@{tmp_path / 'spec.json'}", *map(str, parts)]
+    driver = subprocess.Popen(command, cwd=tmp_path, env=os.environ | {"TMPDIR": str(tmp_path)})
+    children = []
+    deadline = time.monotonic() + 30
+    while not children and time.monotonic() < deadline:
+        children = [c for c in psutil.Process(driver.pid).children() if "ladder.run" in " ".join(c.cmdline())]
+        time.sleep(0.05)
+    assert children
+    time.sleep(1)
+    driver.send_signal(signal.SIGKILL)
+    driver.wait()
+    _, alive = psutil.wait_procs(children, timeout=5)
+    assert not alive
+    assert not (tmp_path / "1.json").exists() and not (tmp_path / "1.parquet").exists()
