@@ -12,7 +12,7 @@ ARGUMENTS = $(if $(CONFIG),--configfile $(CONFIG)) $(if $(PLATFORM),--config pla
 .DEFAULT_GOAL := help
 
 bench: .venv/installed
-	@$(SNAKEMAKE) $(ARGUMENTS); status=$$?; .venv/bin/python scripts/show.py $(ARGUMENTS); exit $$status
+	@$(SNAKEMAKE) $(ARGUMENTS); status=$$?; .venv/bin/python scripts/show.py; exit $$status
 
 test: .venv/installed-tests
 	.venv/bin/pytest -q -m "not slow"

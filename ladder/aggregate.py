@@ -225,8 +225,13 @@ def _known(labels: Iterable[tuple[str, str | None]]) -> dict[str, str | None]:
 def _read_audit(path: Path) -> Row:
     """One engine's audit: row of audit.csv, executed nodes, verdict. Raises StepError where it is not whole."""
     try:
-        audit, verdict = read_json(path), read_json(path.with_suffix(".pass.json"))
+        verdict = {"verdict": "failed"} | read_json(path.with_suffix(".pass.json"))
         verdict = {key: verdict[key] for key in ("verdict", "stage", "permanent", "reason", "log")}
+        if verdict["verdict"] == "failed" and not path.stat().st_size:  # the audit died and could not say more
+            place = {"platform": path.parts[-4], "model": path.parts[-2], "engine": path.stem}
+            audit: Row = {"row": place | {"verdict": "failed", "reason": verdict["reason"]}, "nodes": []}
+        else:
+            audit = read_json(path)
         return {"row": dict.fromkeys(tables.AUDIT) | audit["row"], "nodes": audit["nodes"], "pass": verdict}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise StepError(f"{path}: not an audit ({error!r}); delete it to repeat the audit") from None

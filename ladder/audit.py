@@ -178,9 +178,7 @@ def placement(nodes: Sequence[Node], provider: str) -> tuple[str, str | None]:
     return "exclude", f"{len(strays)} of {len(nodes)} nodes do not run on {provider}: {_shown(strays)}"
 
 
-def contradiction(
-    nodes: Sequence[Node], requested: str, graph: Mapping[str, Any] | None
-) -> tuple[str, str | None]:
+def contradiction(nodes: Sequence[Node], requested: str, graph: Mapping[str, Any] | None) -> tuple[str, str | None]:
     """Warns where the executed nodes are not what was requested: some at a lower precision, or too few at it.
 
     Too few is less than half of the share that the ONNX file has at the precision (of a module: half of all), by FLOPs
@@ -194,16 +192,18 @@ def contradiction(
         return "warn", f"requested {requested}, but of {len(computing)} nodes that compute {found}"
     if not computing or any(node.precision is None for node in computing):
         return "pass", None
-    file = graph if graph is not None and graph["precision"] == requested else None
     share = flops_at_precision_pct(nodes, requested, graph)
-    if share is not None:
-        what, in_file = "the FLOPs in convolutions and matrix products", file and file["flops"]["at_precision_pct"]
-    else:
-        what, share = "the nodes that compute", 100 * len(_at(nodes, requested)) / len(computing)
-        in_file = file and 100 * file["float_nodes_at_precision"] / max(file["float_nodes"], 1)
-    if share >= (100 if in_file is None else in_file) / 2:
+    by_flops = share is not None
+    if share is None:
+        share = 100 * len(_at(nodes, requested)) / len(computing)
+    what = "the FLOPs in convolutions and matrix products" if by_flops else "the nodes that compute"
+    expected, compared = 100.0, ""
+    if graph is not None and graph["precision"] == requested:
+        by_nodes = 100 * graph["float_nodes_at_precision"] / max(graph["float_nodes"], 1)
+        expected = graph["flops"]["at_precision_pct"] if by_flops else by_nodes
+        compared = f", of {expected:.1f} % in the ONNX file"
+    if share >= expected / 2:
         return "pass", None
-    compared = "" if in_file is None else f", of {in_file:.1f} % in the ONNX file"
     return "warn", f"requested {requested}, but only {share:.1f} % of {what} run in it{compared}"
 
 

@@ -37,7 +37,6 @@ import onnx
 import onnxruntime
 from onnx import ModelProto, NodeProto, TensorProto
 
-from ladder.errors import StepError
 from ladder.files import write_json
 
 FLOATS = {
@@ -59,7 +58,7 @@ REASONS = ("range", "op", "exclusion", "other")
 class Observed:
     """What running a graph showed of its tensors, by name."""
 
-    ranges: dict[str, float]  # largest |value| over all samples
+    ranges: dict[str, float]  # largest |value| over all samples; infinite where one was infinite or NaN
     shapes: dict[str, tuple[int, ...]]  # for one sample
 
 
@@ -73,7 +72,7 @@ def samples_of(archive: Path) -> list[dict[str, np.ndarray]]:
 def observe(path: Path, samples: list[dict[str, np.ndarray]]) -> Observed:
     """Run the graph on each sample in ONNX Runtime, without optimisations, and look at every tensor on the way.
 
-    Holds the tensors of one sample at a time. Raises StepError where a value is not finite.
+    Holds the tensors of one sample at a time.
     """
     model = onnx.load(path)
     known = {value.name for value in model.graph.output}
@@ -92,9 +91,7 @@ def observe(path: Path, samples: list[dict[str, np.ndarray]]) -> Observed:
                 continue  # sequences, strings
             shapes.setdefault(name, value.shape)
             largest = float(np.abs(value.astype(np.float64, copy=False)).max()) if value.size else 0.0
-            if not np.isfinite(largest):
-                raise StepError(f"{path}: tensor '{name}' is not finite on the data it was run on", permanent=True)
-            ranges[name] = max(ranges.get(name, 0.0), largest)
+            ranges[name] = max(ranges.get(name, 0.0), np.inf if np.isnan(largest) else largest)
     return Observed(ranges, shapes)
 
 
@@ -107,7 +104,7 @@ def without_value_info(model: ModelProto) -> ModelProto:
 
 
 def element_types(model: ModelProto) -> dict[str, int]:
-    """Element type of every tensor of the main graph (TensorProto.DataType), inferred anew; unknown ones are missing."""
+    """Element type of every tensor of the main graph (TensorProto.DataType), inferred anew; unknown ones missing."""
     inferred = onnx.shape_inference.infer_shapes(without_value_info(model)).graph
     types = {v.name: v.type.tensor_type.elem_type for v in (*inferred.input, *inferred.output, *inferred.value_info)}
     types |= {tensor.name: tensor.data_type for tensor in inferred.initializer}
@@ -149,7 +146,8 @@ def describe(
     Returns ``nodes``, ``at_precision``, ``at_precision_pct``; ``float_nodes`` and ``float_nodes_at_precision``;
     ``kept``, how many stayed for which reason; ``precisions``, how many nodes by precision (none: no float output);
     ``flops`` (``of``, ``total`` for one sample, ``at_precision``, ``at_precision_pct``, None without any);
-    and ``detail``: ``name``, ``output`` (the first), ``type``, ``precision``, ``at_precision``, ``reason``, ``flops`` of each node.
+    and ``detail``, of each node: ``name``, ``output`` (the first), ``type``, ``precision``, ``at_precision``,
+    ``reason``, ``flops``.
     """
     view = _View(original, converted, precision, observed, dict(options or {}))
     detail = list(view.rows())
@@ -273,9 +271,9 @@ class _View:
         limit = self.options["data_max"]
         if not self.wide_constants.isdisjoint(node.input):
             return "range"
-        if limit is not None and node.op_type != "Constant":
-            if any(self.observed.ranges.get(name, 0.0) > limit for name in (*node.input, *node.output)):
-                return "range"
+        largest = max((self.observed.ranges.get(name, 0.0) for name in (*node.input, *node.output)), default=0.0)
+        if limit is not None and largest > limit and node.op_type != "Constant":
+            return "range"
         return "other" if self._has_form(node) else "op"
 
     def _has_form(self, node: NodeProto) -> bool:

@@ -187,7 +187,7 @@ class Matrix:
     def weights_arguments(self, model: str) -> str:
         """How a script is told of a model's weights."""
         weights = self.weights(model)
-        return f"--weights {weights}" if weights else ""
+        return f"--weights {weights} --weights-id {export_file(model, 'weights.id.json')}" if weights else ""
 
     def local_weights(self, model: str) -> str:
         """Size and time of the user's own weights file, so that another one is taken up."""
@@ -288,15 +288,13 @@ class Matrix:
         path = self.environment_id(engine.rung["stack"])
         return f"--environment {path}" if path else ""
 
-    def engine_code(self, engine: Engine) -> str:
-        return self._engine_code("ladder.engine", engine)
+    def engine_code(self, script: str, engine: Engine) -> str:
+        """Hash of a script that opens an engine, of the engine's stack and, where it runs one, of the model's source."""
+        return self._code([str(ROOT / "scripts" / script)], engine.rung["stack"], engine.model)
 
-    def audit_code(self, engine: Engine) -> str:
-        return self._engine_code("ladder.audit", engine)
-
-    def _engine_code(self, step: str, engine: Engine) -> str:
-        stack = self.config.stacks[engine.rung["stack"]]
-        return code_hash(step, stack.module, *([self.model_code(engine.model)] if stack.source == "module" else []))
+    def _code(self, steps: list[str], stack: str, model: str) -> str:
+        entry = self.config.stacks[stack]
+        return code_hash(*steps, entry.module, *([self.model_code(model)] if entry.source == "module" else []))
 
     def engines_of(self, ladders: list[str]) -> list[Engine]:
         """The engines of some ladders, each once."""
@@ -367,13 +365,11 @@ class Matrix:
             "export_id": export_file(round.model, "fp32.id.json"),
             "onnx": self.onnx(engine),
             "weights": self.weights(round.model),
+            "weights_id": self.weights(round.model) and export_file(round.model, "weights.id.json"),
         }
 
     def round_code(self, stack: str, model: str) -> str:
-        entry = self.config.stacks[stack]
-        return code_hash(
-            "ladder.round", "ladder.run", entry.module, *([self.model_code(model)] if entry.source == "module" else [])
-        )
+        return self._code(["ladder.round", "ladder.run"], stack, model)
 
     def round_inputs(self, round: Round) -> dict[str, list[str]]:
         """The small identity files a round depends on, and the big files it reads."""

@@ -11,21 +11,21 @@ from ladder.errors import StepError
 
 Arrays = Mapping[str, np.ndarray]
 
-# Why these. ``relative`` is the largest single error over the RMS of what it belongs to.
-# fp32: only the order of summation differs, which costs about 1e-4; a wrong layout, axis or epsilon costs 1e-1 and more.
-# tf32, fp16: 10 bits of fraction round by 2^-11 = 5e-4 a value; bf16: 7 bits, 2^-8 = 4e-3. The largest of some 1e5 to 1e6
-# outputs, through tens of layers, is two orders above that, most of all for scores, whose RMS is small: so the cosine,
-# which weighs all outputs, is the strict bound, and ``relative`` only stops outliers.
-# int8: single outputs may move by more than the RMS in a model that is as good as before, so no bound on the largest
-# error. A cosine of 0.95 is a signal-to-noise ratio of 10 dB, and boxes must mostly be found again.
+# Meant to stop broken engines; what accuracy a use can spare is for its configuration to say. Measured, as cosine and
+# matched boxes, on four trained models (YOLOv8n at 320, PP-OCRv4's text detector, recogniser and classifier):
+# fp32, optimised: 1.000000, largest error below 1e-3 of the RMS (only the order of summation differs; a wrong axis,
+# layout or epsilon costs 1e-1 and more). fp16: 0.9998 to 1, 100 %; TF32 has the same 10 bits of fraction.
+# bf16 (7 bits): 0.970 to 0.9998, 96 %. int8: 0.94 to 0.98, 89 %; the text detector broke, at 0.13.
+# Only fp32 bounds the largest error: in outputs that are nearly all zero (masks, softmax over thousands of classes)
+# a single value is off by 7 times the RMS in FP16 and 77 times in BF16, with the same result.
 DEFAULT_THRESHOLDS: dict[str, dict[str, float]] = {
     "fp32": {"relative": 1e-2, "cosine": 0.9999, "matched_pct": 99.0},
-    "tf32": {"relative": 0.5, "cosine": 0.999, "matched_pct": 95.0},
-    "tf32-conv": {"relative": 0.5, "cosine": 0.999, "matched_pct": 95.0},
-    "fp16": {"relative": 0.5, "cosine": 0.999, "matched_pct": 95.0},
-    "bf16": {"relative": 1.0, "cosine": 0.99, "matched_pct": 90.0},
-    "int8": {"cosine": 0.95, "matched_pct": 80.0},
-    "int8-fp16": {"cosine": 0.95, "matched_pct": 80.0},
+    "tf32": {"cosine": 0.999, "matched_pct": 95.0},
+    "tf32-conv": {"cosine": 0.999, "matched_pct": 95.0},
+    "fp16": {"cosine": 0.999, "matched_pct": 95.0},
+    "bf16": {"cosine": 0.95, "matched_pct": 90.0},
+    "int8": {"cosine": 0.9, "matched_pct": 75.0},
+    "int8-fp16": {"cosine": 0.9, "matched_pct": 75.0},
 }
 SEEDED_COSINE = 0.9  # random weights have no accuracy to lose, but a broken engine is still broken
 
@@ -36,17 +36,18 @@ _SMALLEST = float(np.finfo(np.float32).tiny)  # stands for the RMS of an output 
 
 
 def compare(outputs: Arrays, reference: Arrays, task: str) -> dict[str, Any]:
-    """Figures of ``outputs`` against ``reference``, both [samples, ...] by output name; the worst sample counts.
+    """Figures of ``outputs`` against ``reference``, both [samples, ...] by output name; the worst output counts.
 
     ``finite``: no NaN or infinity in any output. ``max_abs``: largest absolute error. ``relative``: largest error over
-    the RMS of the reference's same output and sample. ``cosine``: similarity to it (1 = same direction).
+    the RMS of the reference's same output. ``cosine``: similarity to it (1 = same direction). RMS and cosine are over
+    all samples together, since a sample that shows nothing has an output of rounding errors.
 
     With task ``detection``, an output [samples, 4 + classes, anchors] has its boxes (centre x, centre y, width, height)
-    and its scores judged apart, each against its own RMS and cosine: ``boxes_relative``, ``scores_relative``. And
-    ``matched_pct``: the boxes that count are those whose highest score is at least CONFIDENCE, the MOST_BOXES highest of
-    a sample, without non-maximum suppression; one is matched if the other side has a box of the same class that counts
-    with an intersection over union of at least IOU. It is the share of matched boxes of both sides together, all
-    samples; None where neither side has any. These are None for other outputs.
+    and its scores measured apart, each with its own RMS and cosine: ``boxes_relative``, ``scores_relative``. And
+    ``matched_pct``: the boxes that count are those whose highest score is at least CONFIDENCE, at most the MOST_BOXES
+    highest of a sample, without non-maximum suppression; one is matched if the other side has a box of the same class
+    that counts with an intersection over union of at least IOU. It is the share of matched boxes of both sides and all
+    samples together; None where there are none. These three are None for other outputs.
 
     Figures that need finite outputs are None without them. Raises StepError for missing outputs, other shapes, or a
     reference that is not finite.
@@ -76,16 +77,20 @@ def judge(figures: Mapping[str, Any], thresholds: Mapping[str, float], seeded: b
     """``("pass" | "warn" | "exclude", reason)`` for figures of ``compare`` and one precision's thresholds.
 
     ``thresholds`` holds the largest ``relative``, the least ``cosine`` and the least ``matched_pct``; each may be
-    missing. A figure that is None is not judged. With seeded weights only values that are not finite and a cosine below
-    SEEDED_COSINE exclude; the rest warns.
+    missing. A detector's ``relative`` is that of its boxes: nearly all scores are nearly zero, so the largest error of
+    one says little over their RMS; they are judged by cosine and matched boxes. A figure that is None is not judged.
+    With seeded weights only values that are not finite and a cosine below SEEDED_COSINE exclude; the rest warns.
     """
     if not figures["finite"]:
         return "exclude", "outputs hold NaN or infinity"
     if seeded and figures["cosine"] < SEEDED_COSINE:
-        return "exclude", f"cosine {figures['cosine']:.4g} to the reference, below {SEEDED_COSINE} even for seeded weights"
+        return "exclude", f"cosine {figures['cosine']:.4g} to the reference, below {SEEDED_COSINE} (seeded weights)"
     faults = []
-    if (limit := thresholds.get("relative")) is not None and figures["relative"] > limit:
-        faults.append(f"largest error {figures['relative']:.3g} of the reference's RMS, above {limit:g}")
+    detects = figures["boxes_relative"] is not None
+    relative = figures["boxes_relative" if detects else "relative"]
+    if (limit := thresholds.get("relative")) is not None and relative > limit:
+        what = "largest error of a box" if detects else "largest error"
+        faults.append(f"{what} {relative:.3g} of the reference's RMS, above {limit:g}")
     if (limit := thresholds.get("cosine")) is not None and figures["cosine"] < limit:
         faults.append(f"cosine {figures['cosine']:.6g} to the reference, below {limit:g}")
     limit, matched = thresholds.get("matched_pct"), figures["matched_pct"]
@@ -122,15 +127,14 @@ def _parts(found: np.ndarray, right: np.ndarray, task: str) -> Iterator[tuple[st
 
 
 def _errors(found: np.ndarray, right: np.ndarray) -> tuple[float, float, float]:
-    """Largest absolute error, largest error over the sample's RMS, least cosine."""
-    samples = len(right)
-    a, b = (array.reshape(samples, -1).astype(np.float64) for array in (found, right))
-    largest = np.abs(a - b).max(axis=1)
-    rms = np.sqrt(np.square(b).mean(axis=1))
-    lengths = np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1)
-    same = largest == 0  # also where both are zero throughout, which has no direction
-    cosine = np.where(same, 1.0, (a * b).sum(axis=1) / np.where(lengths > 0, lengths, 1.0))
-    return float(largest.max()), float((largest / np.maximum(rms, _SMALLEST)).max()), float(cosine.min())
+    """Largest absolute error, the same over the RMS of ``right``, cosine."""
+    a, b = (array.ravel().astype(np.float64) for array in (found, right))
+    largest = float(np.abs(a - b).max())
+    rms = max(float(np.sqrt(np.square(b).mean())), _SMALLEST)
+    if largest == 0:  # also where both are zero throughout, which has no direction
+        return 0.0, 0.0, 1.0
+    lengths = float(np.linalg.norm(a) * np.linalg.norm(b))
+    return largest, largest / rms, float(a @ b) / lengths if lengths else 0.0
 
 
 def _matched_pct(pairs: list[tuple[np.ndarray, np.ndarray]]) -> float | None:

@@ -22,9 +22,10 @@ import onnx
 import onnxruntime
 from onnx import ModelProto
 
+from ladder import graph
 from ladder.errors import StepError
 from ladder.files import replacing, sha256
-from ladder.graph import Observed, samples_of
+from ladder.graph import Observed
 
 DEFAULTS = {"calibration_method": "max", "data_max": 512, "exclude_nodes": [], "exclude_ops": []}
 
@@ -40,7 +41,7 @@ def convert(
 
     Raises StepError where the model cannot be converted, or its conversion does not run or gives NaN or infinity.
     """
-    chosen = DEFAULTS | options
+    chosen = {**DEFAULTS, **options}
     model = onnx.load(source)
     _check_exclusions(model, chosen)
     with contextlib.redirect_stdout(sys.stderr):  # ModelOpt logs and prints a lot
@@ -55,7 +56,7 @@ def convert(
                 facts["entropy_differs_from_max"] = scales(as_max) != scales(converted)
     with replacing(destination) as temporary:
         onnx.save(converted, temporary)
-        runtime = _accept(temporary, precision, samples_of(calibration))
+        runtime = _accept(temporary, precision, graph.samples_of(calibration), observed)
     return {
         "status": "ok",
         "precision": precision,
@@ -157,7 +158,7 @@ def _quantise(source: Path, calibration: Path, precision: str, options: Mapping[
             raise StepError(f"ModelOpt wrote no {precision} model; its log says why")
         converted = _without_inner_types(onnx.load(result))
     if not scales(converted):
-        raise StepError(f"ModelOpt quantised no node of this model: it would be {precision} by name only", permanent=True)
+        raise StepError(f"ModelOpt quantised no node: the model would be {precision} by name only", permanent=True)
     return converted
 
 
@@ -167,7 +168,7 @@ def _without_inner_types(model: ModelProto) -> ModelProto:
     return model
 
 
-def _accept(path: Path, precision: str, samples: list[dict[str, np.ndarray]]) -> str:
+def _accept(path: Path, precision: str, samples: list[dict[str, np.ndarray]], observed: Observed) -> str:
     """Check the model and run it at batch 1 and 2; return the runtime that did. Raises StepError."""
     try:
         onnx.checker.check_model(str(path))
@@ -176,23 +177,28 @@ def _accept(path: Path, precision: str, samples: list[dict[str, np.ndarray]]) ->
     pair = {name: np.concatenate([samples[0][name], samples[-1][name]]) for name in samples[0]}
     # ONNX Runtime has no BF16 convolution on the CPU
     run, runtime = (_run_in_openvino, "openvino") if precision == "bf16" else (_run_in_onnxruntime, "onnxruntime")
-    for feed in (samples[0], pair):
-        batch = len(next(iter(feed.values())))
+    for batch, feed in ((1, samples[0]), (2, pair)):
         try:
             outputs = run(path, feed)
         except ImportError as error:
-            raise StepError(f"a {precision} model is tried out in {runtime}, which is missing: install {runtime}") from error
+            raise StepError(f"a {precision} model is tried out in {runtime}, which is missing: install it") from error
         except Exception as error:  # ONNX Runtime's exceptions have no common base of their own
             reason = f"the {precision} model does not run in {runtime} at batch {batch}: {error}"
             raise StepError(reason, permanent=True) from error
         for name, output in outputs.items():
             if not np.isfinite(output).all():
-                raise StepError(
-                    f"output '{name}' of the {precision} model holds NaN or infinity at batch {batch}; "
-                    "keep nodes in FP32 with conversion.exclude_nodes, or lower conversion.data_max",
-                    permanent=True,
-                )
+                raise _overflow(f"output '{name}' of the {precision} model at batch {batch}")
+    if precision != "bf16":  # whose range is FP32's
+        # on the CPU, ONNX Runtime computes FP16 nodes in FP32 and hides what would overflow, unless it is looked at
+        for name, largest in graph.observe(path, samples[:1]).ranges.items():
+            if np.isinf(largest) and np.isfinite(observed.ranges.get(name, np.inf)):
+                raise _overflow(f"tensor '{name}' of the {precision} model")
     return f"{runtime} {version(runtime)}"
+
+
+def _overflow(what: str) -> StepError:
+    advice = "keep nodes in FP32 with conversion.exclude_nodes, or lower conversion.data_max"
+    return StepError(f"{what} holds NaN or infinity; {advice}", permanent=True)
 
 
 def _run_in_onnxruntime(path: Path, feed: dict[str, np.ndarray]) -> dict[str, np.ndarray]:

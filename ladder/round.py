@@ -69,7 +69,7 @@ def measure_round(spec: dict[str, Any], output: Path, raw: Path, log: Path) -> d
             if (failed := upstream[name]["failed"]) is not None:
                 failures.append(_failure(spec, name, failed))
                 continue
-            result, latencies, cost = _run(spec, rung, upstream[name], log_stream)
+            result, latencies, cost = _run(spec, rung, log_stream)
             if result["status"] != "ok":
                 failures.append(_failure(spec, name, {"stage": "run", "log": str(log), **result}))
                 continue
@@ -91,7 +91,7 @@ def measure_round(spec: dict[str, Any], output: Path, raw: Path, log: Path) -> d
                     **result["row"],
                     **cost,
                     "fp32_onnx_sha256": upstream[name]["fp32_onnx_sha256"],
-                    "artifact_sha256": upstream[name]["artifact_sha256"],
+                    "artifact_sha256": _artifact_sha256(rung, upstream[name]),
                     "raw": str(raw),
                 }
             )
@@ -118,18 +118,22 @@ def _upstream(rung: dict[str, Any]) -> dict[str, Any]:
     """What a rung's artifacts say of themselves, and why it cannot run, if it cannot."""
     export, engine, verdict = (read_json(Path(rung[k])) for k in ("export_id", "engine_id", "pass"))
     failed = None
-    if verdict["verdict"] in ("exclude", "failed"):
-        failed = {k: verdict.get(k) for k in ("stage", "reason", "permanent", "log")}
-        failed["stage"] = failed["stage"] or "audit"
+    if verdict["status"] != "ok" or verdict["verdict"] == "exclude":
+        failed = {k: verdict[k] for k in ("stage", "reason", "permanent", "log")}
     return {
         "failed": failed,
         "verdict": verdict,
         "engine": engine,
         "weights": export.get("weights"),
-        "axes": export.get("axes"),
+        "weights_sha256": export.get("weights_sha256"),
         "fp32_onnx_sha256": export.get("sha256"),
-        "artifact_sha256": None,
     }
+
+
+def _artifact_sha256(rung: dict[str, Any], upstream: dict[str, Any]) -> str | None:
+    """Hash of what the rung ran from: its engine, else its ONNX file, else the weights of its module."""
+    built = read_json(Path(rung["build"]))["sha256"]
+    return built or upstream["engine"].get("onnx_sha256") or upstream["weights_sha256"]
 
 
 def _finished(output: Path, raw: Path, key: str) -> dict[str, Any] | None:
@@ -145,20 +149,17 @@ def _finished(output: Path, raw: Path, key: str) -> dict[str, Any] | None:
 
 
 def _run(
-    spec: dict[str, Any], rung: dict[str, Any], upstream: dict[str, Any], log: Any
+    spec: dict[str, Any], rung: dict[str, Any], log: Any
 ) -> tuple[dict[str, Any], np.ndarray, dict[str, Any]]:
     """Start one rung's process and wait. Returns its result, its latencies (ns) and what measuring cost."""
     timeout = spec["measure"]["timeout_seconds"]
-    upstream["artifact_sha256"] = read_json(Path(rung["build"]))["sha256"]
     with tempfile.TemporaryDirectory(prefix="ladder-run-") as folder:
         spec_file = Path(folder) / "run.json"
         write_json(
             spec_file,
             {
-                **{k: rung[k] for k in ("rung", "stack", "engine", "onnx", "weights")},
+                **{k: rung[k] for k in ("rung", "stack", "engine", "build", "export_id", "onnx", "weights", "weights_id")},
                 **{k: spec[k] for k in ("model", "batch", "inputs", "measure", "profile")},
-                "axes": upstream["axes"],
-                "artifact_sha256": upstream["artifact_sha256"],
             },
         )
         print(f"--- {rung['rung']['name']}", file=log, flush=True)

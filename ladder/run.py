@@ -13,18 +13,21 @@ from typing import Any
 
 import numpy as np
 
-from ladder import measure, process, stacks
+from ladder import artifacts, measure, process, stacks
 from ladder.errors import StepError
-from ladder.files import read_json, sha256, write_json
-from ladder.stacks.base import Arrays, Rung, Source
+from ladder.files import read_json, write_json
+from ladder.stacks.base import Arrays, Rung
+
+FILES = ("export_id", "onnx", "weights", "weights_id")  # what a source is made from
 
 
 def run(spec: dict[str, Any], latencies_file: Path) -> dict[str, Any]:
     """Measure one rung as its specification says and return its part of the row. Raises StepError."""
     rung, batch = Rung(**spec["rung"]), spec["batch"]
     stack = stacks.load(**spec["stack"])
-    payload = checked_payload(Path(spec["engine"]), spec["artifact_sha256"])
-    session = stack.open(source_of(spec), payload, rung, batch)
+    source = artifacts.source_of(spec, *(spec[file] and Path(spec[file]) for file in FILES))
+    payload = artifacts.checked_payload(Path(spec["engine"]), read_json(Path(spec["build"])))
+    session = stack.open(source, payload, rung, batch)
     started_at = datetime.now(UTC).isoformat(timespec="milliseconds")
     batches = distinct_batches(Path(spec["inputs"]), batch)
     measured = measure.measure(session, batches, batch, rung.transfers, spec["measure"])
@@ -46,30 +49,6 @@ def run(spec: dict[str, Any], latencies_file: Path) -> dict[str, Any]:
     result = {"row": row, "facts": session.facts(), "identity": stack.identity()}
     session.close()
     return result
-
-
-def source_of(spec: dict[str, Any]) -> Source:
-    return Source(
-        model=spec["model"],
-        onnx=Path(spec["onnx"]) if spec["onnx"] else None,
-        weights=Path(spec["weights"]) if spec["weights"] else None,
-        profile=spec["profile"],
-        axes=spec["axes"],
-    )
-
-
-def checked_payload(engine: Path, expected: str | None) -> Path | None:
-    """The engine file after its hash was compared with the one written at its build. Raises StepError."""
-    if expected is None:
-        return None
-    if not engine.is_file():
-        raise StepError(f"{engine} is missing; it is built again when its build.json and id.json are deleted too")
-    if (found := sha256(engine)) != expected:
-        raise StepError(
-            f"{engine} has sha256 {found[:12]}…, but {expected[:12]}… was built: the file was changed or cut short; "
-            f"delete {engine.parent} and call again"
-        )
-    return engine
 
 
 def distinct_batches(inputs: Path, batch: int) -> list[Arrays]:

@@ -12,7 +12,7 @@ rule aggregate:
         expand("results/{{scope}}{table}", table=TABLES),
     params:
         plan=spec(lambda w: matrix.plan(ladders_of(w))),
-        code=code(lambda w: ["ladder.aggregate"]),
+        code=code("aggregate"),
     log:
         "logs/aggregate/{scope}aggregate.log",
     shell:
@@ -28,7 +28,7 @@ rule pages:
             for number, page in enumerate(PAGES, 1)
         ],
     params:
-        code=code(lambda w: ["ladder.report.build"]),
+        code=code("pages"),
         captions=lambda w: text_hash("docs/captions"),
     log:
         "logs/aggregate/pages.log",

@@ -12,7 +12,7 @@ rule audit_engine:
         environment=lambda w: matrix.environment_argument(engine_of(w)),
         python=lambda w: matrix.python(engine_of(w).rung["stack"]),
         files=lambda w: matrix.audit_arguments(engine_of(w)),
-        code=lambda w: matrix.audit_code(engine_of(w)),
+        code=lambda w: matrix.engine_code("audit.py", engine_of(w)),
         retry=retry("results/{platform}/audit/{model}/{engine}.pass.json"),
     log:
         "logs/audit_engine/{platform}/{model}/{engine}.log",

@@ -33,9 +33,9 @@ def spec(function):
     return lambda wildcards: canonical_json(function(wildcards))
 
 
-def code(function):
-    """A parameter that changes when a module that the step depends on does."""
-    return lambda wildcards: code_hash(*function(wildcards))
+def code(script, further=lambda wildcards: []):
+    """A parameter that changes when the script, anything it imports, or a further module does."""
+    return lambda wildcards: code_hash(f"{SCRIPTS}/{script}.py", *further(wildcards))
 
 
 def retry(pattern):

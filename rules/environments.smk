@@ -7,7 +7,7 @@ rule environment:
     params:
         source=lambda w: matrix.environment_source(w.environment),
         lock=lambda w: matrix.environment_lock(w.environment),
-        code=code(lambda w: ["ladder.environment"]),
+        code=code("environment"),
         retry=retry("artifacts/environments/{environment}.id.json"),
     log:
         "logs/environment/{environment}.log",

@@ -1,5 +1,11 @@
 # From a model's definition to its FP32 ONNX file, its inputs and its reference outputs.
 
+SAMPLES = {"inputs": 8, "calibration": 128}  # at most so many are taken from the data
+
+
+def model_module(wildcards):
+    return [matrix.model_code(wildcards.model)]
+
 
 rule weights:
     output:
@@ -8,7 +14,7 @@ rule weights:
     params:
         spec=spec(lambda w: matrix.model_spec(w.model)),
         given=lambda w: matrix.local_weights(w.model),
-        code=code(lambda w: ["ladder.weights", matrix.model_code(w.model)]),
+        code=code("weights", model_module),
         retry=retry("artifacts/{model}/weights.id.json"),
     log:
         "logs/weights/{model}.log",
@@ -27,14 +33,15 @@ rule inputs:
         spec=spec(lambda w: matrix.model_spec(w.model)),
         data=spec(lambda w: matrix.data_spec(w.model, w.role)),
         given=lambda w: matrix.data_state(w.model, w.role),
+        samples=lambda w: SAMPLES[w.role],
         weights=lambda w: matrix.weights_arguments(w.model),
-        code=code(lambda w: ["ladder.inputs", matrix.model_code(w.model)]),
+        code=code("inputs", model_module),
         retry=retry("artifacts/{model}/{role}.id.json"),
     log:
         "logs/inputs/{model}.{role}.log",
     shell:
-        STEP + "-- {PYTHON} {SCRIPTS}/inputs.py --spec {params.spec:q} --data {params.data:q} --role {wildcards.role}"
-        " {params.weights} --output-arrays {output.arrays:q} --output-id {output.id:q} --log {log:q}"
+        STEP + "-- {PYTHON} {SCRIPTS}/inputs.py --spec {params.spec:q} --data {params.data:q} --samples {params.samples}"
+        " {params.weights} --output-npz {output.arrays:q} --output-id {output.id:q} --log {log:q}"
 
 
 rule export:
@@ -51,7 +58,7 @@ rule export:
     params:
         spec=spec(lambda w: matrix.model_spec(w.model)),
         weights=lambda w: matrix.weights_arguments(w.model),
-        code=code(lambda w: ["ladder.export", matrix.model_code(w.model)]),
+        code=code("export", model_module),
         versions=spec(lambda w: matrix.export_versions()),
         retry=retry("artifacts/{model}/fp32.id.json"),
     log:

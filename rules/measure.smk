@@ -18,7 +18,7 @@ rule round:
     log:
         "logs/round/{platform}/{model}/{ladder}/b{batch}/{number}.log",
     shell:
-        "{PYTHON} scripts/round.py --spec {params.spec:q} --output {output.record:q} --raw {output.raw:q} --log {log:q}"
+        "{PYTHON} {SCRIPTS}/round.py --spec {params.spec:q} --output {output.record:q} --raw {output.raw:q} --log {log:q}"
 
 
 def round_of(wildcards):

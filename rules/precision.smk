@@ -14,7 +14,7 @@ rule precision:
         id="artifacts/{model}/{precision}.id.json",
     params:
         options=spec(lambda w: matrix.conversion_spec(w.model)),
-        code=code(lambda w: ["ladder.precision", "ladder.graph"]),
+        code=code("precision"),
         versions=spec(lambda w: matrix.conversion_versions()),
         retry=retry("artifacts/{model}/{precision}.id.json"),
     log:

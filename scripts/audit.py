@@ -8,7 +8,7 @@ from pathlib import Path
 import _repository  # noqa: F401
 import numpy as np
 
-from ladder import audit, engine
+from ladder import artifacts, audit
 from ladder.errors import StepError
 from ladder.files import read_json, sha256, write_json
 from ladder.step import id_path_of, json_argument, read_id, step
@@ -35,11 +35,9 @@ def main() -> None:
     with step("audit", arguments.output_pass, [arguments.output_audit], arguments.log):
         read_id(arguments.engine_id)
         built, exported = read_json(arguments.build), read_id(arguments.export_id)
-        source = engine.source_of(
-            spec, arguments.export_id, arguments.onnx, arguments.weights, arguments.weights_id
-        )
-        payload = engine.checked_payload(arguments.engine, built)
-        engine.checked_id(arguments.inputs, id_path_of(arguments.inputs))
+        source = artifacts.source_of(spec, arguments.export_id, arguments.onnx, arguments.weights, arguments.weights_id)
+        payload = artifacts.checked_payload(arguments.engine, built)
+        artifacts.checked_id(arguments.inputs, id_path_of(arguments.inputs))
         if sha256(arguments.reference) != exported["reference_sha256"]:
             raise StepError(f"{arguments.reference} is not the one the export wrote: delete it to have it made again")
         with np.load(arguments.inputs) as inputs, np.load(arguments.reference) as reference:

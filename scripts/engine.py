@@ -7,7 +7,7 @@ from pathlib import Path
 
 import _repository  # noqa: F401
 
-from ladder import engine
+from ladder import artifacts, engine
 from ladder.files import read_json, write_json
 from ladder.step import json_argument, step
 
@@ -25,7 +25,7 @@ def main() -> None:
     parser.add_argument("--log", type=Path, help="where this log goes, for the record of a failure")
     arguments = parser.parse_args()
     with step("engine", arguments.output_id, [arguments.output_engine], arguments.log):
-        source = engine.source_of(
+        source = artifacts.source_of(
             arguments.spec, arguments.export_id, arguments.onnx, arguments.weights, arguments.weights_id
         )
         identity, built = engine.build(arguments.spec, source, arguments.output_engine)

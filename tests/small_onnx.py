@@ -34,11 +34,11 @@ def convnet(path: Path, scale: float = 1.0) -> Path:
         helper.make_node("Gemm", ["f", "w3", "b3"], ["y"], "/fc/Gemm", transB=1),
     ]
     initializers = [
-        weight("w1", 8, 3, 3, 3),
-        weight("b1", 8),
-        weight("w2", 8, 8, 3, 3),
-        weight("b2", 8),
-        weight("w3", 5, 8),
+        weight("w1", 16, 3, 3, 3),
+        weight("b1", 16),
+        weight("w2", 32, 16, 3, 3),
+        weight("b2", 32),
+        weight("w3", 5, 32),
         weight("b3", 5),
         numpy_helper.from_array(np.array(scale, np.float32), "scale"),
         numpy_helper.from_array(np.array([0], np.int64), "zero"),

@@ -11,7 +11,7 @@ from ladder import parity
 from ladder.errors import StepError
 
 
-def detector(boxes: list[tuple[float, float, float, float]], scores: list[list[float]], anchors: int = 40) -> np.ndarray:
+def detector(boxes: list[tuple[float, ...]], scores: list[list[float]], anchors: int = 40) -> np.ndarray:
     """One sample [4 + classes, anchors]; anchors without a box have a score of 0.01."""
     output = np.full((4 + len(scores[0]), anchors), 0.01, np.float32)
     output[:4] = np.array([[320.0], [320.0], [50.0], [50.0]])
@@ -35,11 +35,18 @@ def test_equal_outputs_have_no_error():
     assert parity.judge(figures, parity.DEFAULT_THRESHOLDS["fp32"], seeded=False) == ("pass", None)
 
 
-def test_error_is_relative_to_the_rms_of_its_own_output_and_sample():
-    right = {"big": np.full((2, 4), 1000.0), "small": np.array([[2.0] * 4, [0.5] * 4])}
-    found = {"big": right["big"] + 1, "small": right["small"] + np.array([[0], [0.25]])}
+def test_error_is_relative_to_the_rms_of_its_own_output():
+    right = {"big": np.full((2, 4), 1000.0), "small": np.full((2, 4), 0.5)}
+    found = {"big": right["big"] + 1, "small": right["small"] + 0.25}
     figures = parity.compare(found, right, "generic")
     assert figures["max_abs"] == 1 and figures["relative"] == pytest.approx(0.5)
+
+
+def test_a_sample_that_shows_nothing_is_not_judged_by_its_rounding_errors():
+    right = np.array([[0.5, 1.0, 0.7], [1e-7, 0, 0]])
+    found = right + np.array([[0, 0, 0], [0, 1e-7, 2e-7]])
+    figures = parity.compare({"a": found}, {"a": right}, "generic")
+    assert figures["relative"] < 1e-6 and figures["cosine"] > 0.999999
 
 
 @given(st.lists(st.floats(-100, 100), min_size=2, max_size=20), st.floats(0.1, 10))
@@ -57,11 +64,9 @@ def test_an_error_in_an_output_of_zeros_is_beyond_every_bound():
     assert parity.judge(figures, {"relative": 1e9}, seeded=False)[0] == "exclude"
 
 
-def test_the_worst_sample_counts():
-    right = np.ones((3, 4))
-    found = right.copy()
-    found[1] *= -1
-    assert parity.compare({"a": found}, {"a": right}, "generic")["cosine"] == pytest.approx(-1)
+def test_the_worst_output_counts():
+    right = {"a": np.ones((3, 4)), "b": np.ones((3, 4))}
+    assert parity.compare(right | {"b": -right["b"]}, right, "generic")["cosine"] == pytest.approx(-1)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
@@ -119,7 +124,7 @@ def test_only_the_highest_scores_count():
 
 
 def test_seeded_weights_exclude_only_for_a_low_cosine():
-    figures = {"finite": True, "relative": 3.0, "cosine": 0.97, "matched_pct": 10.0}
+    figures = {"finite": True, "relative": 3.0, "boxes_relative": None, "cosine": 0.97, "matched_pct": 10.0}
     bounds = {"relative": 0.5, "cosine": 0.99, "matched_pct": 90.0}
     verdict, reason = parity.judge(figures, bounds, seeded=True)
     assert verdict == "warn" and "cosine" in reason and "boxes matched" in reason and "RMS" in reason
@@ -127,8 +132,15 @@ def test_seeded_weights_exclude_only_for_a_low_cosine():
     assert parity.judge(figures | {"cosine": 0.89}, bounds, seeded=True)[0] == "exclude"
 
 
+def test_a_detectors_largest_error_is_that_of_its_boxes():
+    figures = {"finite": True, "relative": 3.0, "boxes_relative": 0.1, "cosine": 1.0, "matched_pct": None}
+    assert parity.judge(figures, {"relative": 0.2}, seeded=False)[0] == "pass"
+    verdict, reason = parity.judge(figures, {"relative": 0.05}, seeded=False)
+    assert verdict == "exclude" and reason == "largest error of a box 0.1 of the reference's RMS, above 0.05"
+
+
 def test_missing_thresholds_and_figures_are_not_judged():
-    figures = {"finite": True, "relative": 3.0, "cosine": 0.97, "matched_pct": None}
+    figures = {"finite": True, "relative": 3.0, "boxes_relative": None, "cosine": 0.97, "matched_pct": None}
     assert parity.judge(figures, {"matched_pct": 90.0}, seeded=False) == ("pass", None)
 
 

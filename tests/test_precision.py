@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -35,9 +34,7 @@ class Folder:
         self.observed = graph.observe(self.fp32, graph.samples_of(self.calibration))
 
     def convert(self, name: str, **options) -> dict:
-        return precision.convert(
-            self.fp32, self.calibration, name, options, self.observed, self.path / f"{name}.onnx"
-        )
+        return precision.convert(self.fp32, self.calibration, name, options, self.observed, self.path / f"{name}.onnx")
 
     def counted(self, name: str, **options) -> dict:
         model = onnx.load(self.path / f"{name}.onnx")
@@ -77,7 +74,7 @@ def test_a_converted_model_says_what_it_is(folder, name):
     assert kinds == [TensorProto.FLOAT, TensorProto.FLOAT] and not model.graph.value_info
     assert identity["opset"] == {"fp16": 17, "bf16": 22}.get(name, 19)
     found = folder.counted(name)
-    assert found["nodes"] == 12 and found["flops"]["at_precision_pct"] == 100
+    assert found["nodes"] == 12 and found["flops"]["at_precision_pct"] > 99
     if name != "bf16":  # ONNX Runtime has no BF16 convolution on the CPU
         right = outputs(folder.fp32, folder.calibration)
         error = np.abs(outputs(path, folder.calibration) - right).max() / np.sqrt((right**2).mean())
@@ -104,7 +101,7 @@ def test_a_node_whose_values_are_large_stays_fp32(tmp_path):
 
 def test_values_that_overflow_are_refused(tmp_path):
     folder = Folder(tmp_path, scale=6e4)
-    with pytest.raises(StepError, match="output 'y' of the fp16 model holds NaN or infinity at batch 1") as caught:
+    with pytest.raises(StepError, match="tensor 'm' of the fp16 model holds NaN or infinity") as caught:
         folder.convert("fp16", data_max=1e9)
     assert caught.value.permanent and not (folder.path / "fp16.onnx").exists()
 
@@ -140,7 +137,7 @@ def test_scales_are_those_of_the_graph_and_of_the_data(folder):
     largest = folder.observed.ranges["x"]
     assert found["x"]["scale"] == pytest.approx([largest / 127]) and found["x"]["zero_point"] == [0]
     weights = next(value for key, value in found.items() if key.startswith("w2"))
-    assert len(weights["scale"]) == 8 and weights["axis"] == 0
+    assert len(weights["scale"]) == 32 and weights["axis"] == 0
 
 
 def test_entropy_says_whether_it_made_a_difference(folder):
@@ -155,7 +152,7 @@ def test_another_process_writes_the_same_bytes(folder, name):
     folder.script(name, {"PYTHONHASHSEED": "7"})
     assert read_json(folder.path / f"{name}.id.json") == here
     kept = read_json(folder.path / f"{name}.scales.json")
-    assert kept["ranges" if name == "fp16" else "scales"]["x" if name == "fp16" else "x_cast_to_fp16"]
+    assert kept["ranges"]["x"] == folder.observed.ranges["x"] if name == "fp16" else kept["scales"]["x_cast_to_fp16"]
     assert read_json(folder.path / f"{name}.graph.json")["nodes"] == 12
 
 
@@ -191,4 +188,4 @@ def test_ranges_measured_sample_by_sample_convert_as_autocasts_own_do(tmp_path):
         providers=["cpu"],
     )
     ours = onnx.load(folder.path / "fp16.onnx")
-    assert graph.without_value_info(plain).SerializeToString() == ours.SerializeToString(), json.dumps(folder.counted("fp16"))
+    assert graph.without_value_info(plain).SerializeToString() == ours.SerializeToString()

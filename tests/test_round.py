@@ -34,7 +34,7 @@ def make_rung(folder, name, **options):
     (engine / "engine").write_text("engine")
     write_json(engine / "id.json", {"status": "ok", "stack": "known"})
     write_json(engine / "build.json", {"sha256": sha256(engine / "engine")})
-    write_json(engine / "pass.json", {"verdict": "pass", "reason": None, "permanent": None})
+    write_json(engine / "pass.json", {"status": "ok", "verdict": "pass", "stage": "audit", "reason": None, "permanent": False, "log": None})
     factors = {"device": "cpu", "api": "known", "compiler": "none", "precision": "fp32", "launch": "eager"}
     return {
         "rung": {"name": name, "stack": "known", **factors, "shape": "dynamic", "transfers": "excluded", "threads": 1, "options": options},
@@ -49,6 +49,7 @@ def make_rung(folder, name, **options):
         "export_id": str(folder / "fp32.id.json"),
         "onnx": None,
         "weights": None,
+        "weights_id": None,
     }  # fmt: skip
 
 
@@ -163,7 +164,7 @@ def test_an_engine_that_was_changed_is_not_run(spec, measured, tmp_path):
 
 
 def test_an_excluded_engine_is_not_run_and_says_why(spec, measured, tmp_path):
-    write_json(tmp_path / "b/pass.json", {"verdict": "exclude", "reason": "cosine 0.1", "permanent": True})
+    write_json(tmp_path / "b/pass.json", {"status": "ok", "verdict": "exclude", "stage": "audit", "reason": "cosine 0.1", "permanent": True, "log": None})
     record = measured(spec)
     (failure,) = record["failures"]
     assert (failure["rung"], failure["stage"], failure["reason"]) == ("b", "audit", "cosine 0.1")

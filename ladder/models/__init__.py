@@ -7,9 +7,10 @@ Everything is decided by the model's section of the configuration (``spec``) and
 from __future__ import annotations
 
 import hashlib
+import importlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from ladder.errors import StepError
 from ladder.weights import label as weights_label
@@ -50,15 +51,8 @@ class Source(Protocol):
 
 
 def _source(spec: Spec) -> Source:
-    from ladder.models import onnx, torchvision, transformers, ultralytics
-
-    sources: dict[str, Source] = {
-        "onnx": onnx,
-        "torchvision": torchvision,
-        "transformers": transformers,
-        "ultralytics": ultralytics,
-    }
-    return sources[spec["source"]]
+    """The source's module, imported by name so that a step depends on its own model's source and no other."""
+    return cast(Source, importlib.import_module(f"ladder.models.{spec['source']}"))
 
 
 def has_module(spec: Spec) -> bool:

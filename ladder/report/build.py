@@ -164,7 +164,7 @@ def _throughput(summary: Row, results: Path) -> list[Block]:
             [
                 {
                     "rung": mark["rung"],
-                    "point": f"batch {mark['batch'] or str(mark['largest_batch']) + ': not reached'}",
+                    "point": _saturation_point(mark),
                     "highest": number(mark["highest_ips"]),
                 }
                 for mark in marks
@@ -173,6 +173,10 @@ def _throughput(summary: Row, results: Path) -> list[Block]:
         )
         blocks.append(Block(heading, figures=[chart], tables=[saturation, table(columns, cells, caption)]))
     return blocks
+
+
+def _saturation_point(mark: Row) -> str:
+    return f"batch {mark['batch']}" if mark["batch"] else f"not reached up to batch {mark['largest_batch']}"
 
 
 def _ladders(summary: Row) -> dict[tuple[str, str, str], Row]:
@@ -251,15 +255,16 @@ def _audit_tables(engines: Sequence[dict[str, str]], caption: str) -> list[Any]:
     precision = (
         Column("engine", "engine"),
         Column("requested_precision", "asked for"),
-        Column("verdict", "verdict"),
-        Column("nodes", "nodes in it", True),
+        Column("nodes", "nodes", True),
+        Column("nodes_at_precision", "nodes in it", True),
+        Column("share", "of computing nodes", True),
         Column("flops", "FLOPs in it", True),
         Column("time", "time in it", True),
         Column("nodes_unknown", "nodes unknown", True),
         Column("onnx", "ONNX nodes in it", True),
         Column("precisions", "executed precisions"),
-        Column("reason", "reason"),
     )
+    verdict = (Column("engine", "engine"), Column("verdict", "verdict"), Column("reason", "reason"))
     parity = (
         Column("engine", "engine"),
         Column("parity_finite", "finite"),
@@ -274,7 +279,7 @@ def _audit_tables(engines: Sequence[dict[str, str]], caption: str) -> list[Any]:
         engine
         | {
             "precisions": _counts(engine["precisions"]),
-            "nodes": _share(engine, "nodes_at_precision", "nodes", "nodes_at_precision_pct"),
+            "share": _pct(engine["nodes_at_precision_pct"]),
             "onnx": _share(engine, "onnx_nodes_at_precision", "onnx_nodes", "onnx_nodes_at_precision_pct"),
             "flops": _pct(engine["flops_at_precision_pct"]),
             "time": _pct(engine["time_at_precision_pct"]),
@@ -283,7 +288,8 @@ def _audit_tables(engines: Sequence[dict[str, str]], caption: str) -> list[Any]:
         | {key: _short(engine[key]) for key in tables.AUDIT if key.startswith("parity_") and key != "parity_finite"}
         for engine in engines
     ]
-    return [table(precision, rows, f"Precision. {caption}"), table(parity, rows, f"Parity. {caption}")]
+    titled = {"Verdict": verdict, "Precision": precision, "Parity": parity}
+    return [table(columns, rows, f"{title}. {caption}") for title, columns in titled.items()]
 
 
 def _share(engine: dict[str, str], part: str, whole: str, pct: str) -> str:

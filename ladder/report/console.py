@@ -23,7 +23,7 @@ from ladder.report.text import (
     weights_note,
 )
 
-NARROW = 72  # columns; below this a step takes two lines instead of a table's row
+NARROW = 80  # columns; below this a step takes two lines instead of a table's row
 STYLES = {"faster": "bold green", "slower": "bold red", "within noise": "dim", "too few rounds": "yellow"}
 
 
@@ -38,8 +38,8 @@ def ladder_text(summary: Row, failures: Sequence[Row], report: str, width: int, 
     )
     for (platform, model, batch), entries in tables_of(summary):
         steps = [step for entry in entries for step in entry["steps"]]
-        console.print(Text(f"{model}, batch {batch}, {platform}", "bold"), end="")
-        console.print(Text(f"  weights {weights_note(summary['weights'][model])}"))
+        weights = f"  weights {weights_note(summary['weights'][model])}"
+        console.print(Text.assemble((f"{model}, batch {batch}, {platform}", "bold"), weights))
         if not steps:
             console.print(Text(NO_STEPS))
         elif width < NARROW:

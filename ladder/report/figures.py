@@ -233,7 +233,8 @@ def latency(runs: Sequence[tuple[int, np.ndarray, float]], limit: int) -> tuple[
     if block > 1:
         shown += f", the lowest and highest of every {block:,}"
     spec = _finished(chart, f"Latency in arrival order, {len(runs)} rounds", points=points, medians=medians)
-    return spec, shown
+    canvas = {"embedOptions": {"renderer": "canvas"}}  # an SVG element a point would make the page slow
+    return spec | {"usermeta": canvas}, shown
 
 
 def extremes(values: np.ndarray, block: int) -> np.ndarray:

@@ -109,6 +109,7 @@ h3 { font-size: .95rem; margin: 0 0 .25rem; }
 .figures > div { min-width: 0; }
 .figures .chart.vega-embed { width: 100%; padding-right: 0; }
 .figures .chart.vega-embed summary { top: -1.9rem; }
+section { overflow-x: auto; }
 table { border-collapse: collapse; width: 100%; margin: .5rem 0 1.5rem; font-variant-numeric: tabular-nums; }
 caption { text-align: left; font-weight: 600; padding: .25rem 0; }
 th, td { text-align: left; vertical-align: top; padding: .3rem .8rem .3rem 0; border-bottom: 1px solid #ddd; }
@@ -118,7 +119,6 @@ th { font-size: .85rem; font-weight: 600; color: #555; }
 .slower { color: #a84300; font-weight: 600; }
 .faster, .slower, .within-noise, .too-few-rounds { white-space: nowrap; }
 .within-noise, .too-few-rounds { color: #666; font-style: italic; }
-td.reason { min-width: 16rem; }
 @media (max-width: 700px) {
   table { font-size: .87rem; }
   th, td { padding-right: .4rem; }
@@ -126,7 +126,7 @@ td.reason { min-width: 16rem; }
   .wide, .wide tbody, .wide tr, .wide td, .wide caption { display: block; }
   .wide thead, .wide td:empty { display: none; }
   .wide tr { border: 1px solid #ddd; border-radius: 4px; padding: .4rem .6rem; margin-bottom: .6rem; }
-  .wide td { display: flex; justify-content: space-between; gap: 1rem; border: 0; padding: .1rem 0; min-width: 0;
+  .wide td { display: flex; justify-content: space-between; gap: 1rem; border: 0; padding: .1rem 0;
     text-align: right; white-space: normal; }
   .wide td::before { content: attr(data-title); color: #555; text-align: left; font-weight: 400; font-style: normal; }
 }

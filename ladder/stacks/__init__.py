@@ -27,8 +27,8 @@ def load(module: str, arguments: dict[str, Any]) -> Stack:
             reason = f"there is no stack module '{module}'; give a Python module or the path of a .py file"
         else:
             reason = (
-                f"stack module '{module}' needs '{error.name}', which {sys.executable} lacks: install it there, or give "
-                "the stack an environment that has it"
+                f"stack module '{module}' needs '{error.name}', which {sys.executable} lacks: install it there, or "
+                "give the stack an environment that has it"
             )
         raise StepError(reason) from error
     except AttributeError as error:

@@ -65,14 +65,18 @@ class Session(Protocol):
     """
 
     def bind(self, inputs: Arrays) -> None:
-        """Copy inputs into the bound buffers and wait until they are there."""
+        """Copy inputs into the bound buffers and wait until they are there.
+
+        They come in the types of the FP32 model, whatever the rung's precision. Raises ``ladder.errors.StepError``
+        naming what was expected and what came where a name, shape or type is wrong.
+        """
 
     def run(self) -> None: ...
 
     def synchronise(self) -> None: ...
 
     def outputs(self) -> Arrays:
-        """The outputs of the last synchronised run, as host arrays by name."""
+        """Copies of the outputs of the last synchronised run, as host arrays by name; bf16 comes as float32."""
 
     def facts(self) -> dict[str, Any]:
         """What was asked for and is really so, read back from the runtime.

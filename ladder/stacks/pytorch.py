@@ -8,7 +8,8 @@ from __future__ import annotations
 import os
 import re
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,6 @@ from ladder.stacks.base import Arrays, Node, Rung, Source
 _DTYPES = {"fp32": "float32", "tf32": "float32", "tf32-conv": "float32", "fp16": "float16", "bf16": "bfloat16"}
 _PRECISIONS = {"float64": "fp64", "float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 _OPTIONS = ("channels_last", "cudnn_benchmark")
-_CONVOLUTION = re.compile(r"conv")
 _PRODUCT = re.compile(r"linear|matmul|addmm|baddbmm|::b?mm$|attention|einsum")
 _WARM_UPS = 3  # runs on a side stream before a capture, as in the documentation of torch.cuda.CUDAGraph
 _PROFILED_RUNS = 5  # after one that is not counted
@@ -85,7 +85,11 @@ class PyTorch:
         self._check(rung)
         checks.check_batch(source, batch)
         _configure(rung)
-        return Session(source, rung, batch, "cpu" if self.device == "cpu" else "cuda", self.compiler, compile_options)
+        device = "cpu" if self.device == "cpu" else "cuda"  # ROCm's devices go by the same name
+        try:
+            return Session(source, rung, batch, device, self.compiler, compile_options)
+        except RuntimeError as error:
+            raise StepError(f"PyTorch cannot put the model on {device}: {checks.reason(error)}") from error
 
     def _check(self, rung: Rung) -> None:
         checks.refuse_tf32_override()
@@ -305,10 +309,9 @@ def _dispatched(forward: Callable[[], Any], labelled: bool = False) -> list[_Ope
     """Run ``forward`` and list the operators that compute, in order; with labels a profiler can time each."""
     import torch
     from torch.utils._python_dispatch import TorchDispatchMode
-    from torch.utils.module_tracker import ModuleTracker
 
     operators: list[_Operator] = []
-    tracker = ModuleTracker()
+    scopes: list[tuple[Any, str]] = []
 
     class Recorder(TorchDispatchMode):
         position = 0
@@ -324,12 +327,12 @@ def _dispatched(forward: Callable[[], Any], labelled: bool = False) -> list[_Ope
             storages = {each.untyped_storage().data_ptr() for each in taken}
             views = all(each.untyped_storage().data_ptr() in storages for each in given)
             if given and (function._schema.is_mutable or not views):
-                scope = max(tracker.parents, key=lambda parent: (parent.count("."), parent != "Global"))
+                scope = scopes[-1][1] if scopes else ""
                 kind = function._schema.name
                 operators.append(
                     _Operator(
                         self.position,
-                        f"{scope}/{kind.removeprefix('aten::')}.{self.position}",
+                        f"{self.position}:{scope}/{kind.removeprefix('aten::')}",
                         kind,
                         _operator_precision(kind, given),
                         str(given[0].device),
@@ -339,9 +342,39 @@ def _dispatched(forward: Callable[[], Any], labelled: bool = False) -> list[_Ope
             self.position += 1
             return result
 
-    with tracker, Recorder():
+    with _following(scopes), Recorder():
         forward()
     return operators
+
+
+@contextmanager
+def _following(scopes: list[tuple[Any, str]]) -> Iterator[None]:
+    """Keep the running modules and their paths in ``scopes``, innermost last.
+
+    torch.utils.module_tracker gives a module that is used in several places (an activation) one of their names.
+    """
+    from torch.nn.modules import module as hooks
+
+    def enter(module: Any, _: Any) -> None:
+        if scopes:
+            parent, path = scopes[-1]
+            own = next((name for name, child in parent.named_modules() if child is module), type(module).__name__)
+            scopes.append((module, f"{path}.{own}" if path else own))
+        else:
+            scopes.append((module, ""))
+
+    def leave(*_: Any) -> None:
+        scopes.pop()
+
+    handles = [
+        hooks.register_module_forward_pre_hook(enter),
+        hooks.register_module_forward_hook(leave, always_call=True),
+    ]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 def _operator_precision(kind: str, given: list[Any]) -> str | None:
@@ -350,7 +383,7 @@ def _operator_precision(kind: str, given: list[Any]) -> str | None:
 
     precision = checks.widest([_precision(each.dtype) for each in given])
     if precision == "fp32" and given[0].device.type != "cpu":
-        may_use_tf32 = (torch.backends.cudnn.allow_tf32 and _CONVOLUTION.search(kind)) or (
+        may_use_tf32 = (torch.backends.cudnn.allow_tf32 and "conv" in kind) or (
             torch.backends.cuda.matmul.allow_tf32 and _PRODUCT.search(kind)
         )
         return None if may_use_tf32 else precision
@@ -387,6 +420,8 @@ def _compiled_nodes(session: Session) -> list[Node]:
     calls = []
     for event in _profiled(session, runs):
         parent = event.cpu_parent.name if event.cpu_parent else ""
+        if event.name == "Activity Buffer Request":  # the profiler's own
+            continue
         if parent.startswith("## Call CompiledFxGraph") or (not parent and event.name.startswith("aten::")):
             calls.append(event)
     count = len(calls) // _PROFILED_RUNS
@@ -394,7 +429,7 @@ def _compiled_nodes(session: Session) -> list[Node]:
         raise StepError(f"torch.profiler gave {len(calls)} kernels for {_PROFILED_RUNS} equal runs")
     return [
         Node(
-            name=f"{calls[i].name}.{i}",
+            name=f"{i}:{calls[i].name}",
             type=calls[i].name,
             precision=None,
             provider=str(session.device),

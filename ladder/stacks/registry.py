@@ -38,7 +38,7 @@ def _onnxruntime(
         "compiler": compiler,
         "source": "onnx",
         "precisions": _ONNX_PRECISIONS,
-        "launches": ["eager", "graph"] if device == "cuda" else ["eager"],
+        "launches": ["eager"],
         "packages": [package],
     }
 
