@@ -1,13 +1,14 @@
 """Climbs a ladder of inference stacks, one cause a step. Targets here; stages in rules/."""
 
 import sys
+from os.path import relpath
 
 sys.path.insert(0, workflow.basedir)
 
-from ladder.dependencies import code_hash, text_hash
+from ladder.dependencies import ROOT, code_hash, text_hash
 from ladder.files import canonical_json
 from ladder.matrix import REDUCED_PRECISIONS, Round
-from ladder.workflow import CONFIG_COPY, HOST_SHARES, attempts, begin, open_matrix
+from ladder.workflow import HOST_SHARES, attempts, begin, open_matrix
 
 STACKS = ["pytorch", "onnxruntime", "openvino", "tensorrt", "migraphx", "rocm"]
 
@@ -51,9 +52,9 @@ for stack in STACKS:
             stack
         input:
             expand("results/{stack}/{table}", stack=stack, table=TABLES) if matrix.ladders_with(stack) else [],
-        params:
-            said=f"See results/{stack}/ladder.md" if matrix.ladders_with(stack) else f"{stack}: not configured",
         log:
             f"logs/targets/{stack}.log",
+        params:
+            said=f"See results/{stack}/ladder.md" if matrix.ladders_with(stack) else f"{stack}: not configured",
         shell:
             "echo {params.said:q}"

@@ -67,8 +67,8 @@ class Stack(Section):
     api: str
     compiler: Literal["none", "inductor", "onnxruntime", "openvino", "tensorrt", "migraphx"] | str
     source: Literal["onnx", "module"] = Field("onnx", description="What it starts from: the ONNX file or the module.")
-    precisions: list[Precision] = Field(default_factory=lambda: ["fp32"])
-    launches: list[Launch] = Field(default_factory=lambda: ["eager"])
+    precisions: list[Precision] = ["fp32"]
+    launches: list[Launch] = ["eager"]
     packages: list[str] = Field(default_factory=list, description="Distributions whose versions identify it.")
 
 
@@ -128,7 +128,9 @@ class Model(Section):
     )
     opset: Annotated[int, Field(ge=11, le=23)] = 17
     profile: Profile = Field(default_factory=Profile)
-    task: Literal["detection", "generic"] = Field("generic", description="Detectors have boxes and scores judged apart.")
+    task: Literal["detection", "generic"] = Field(
+        "generic", description="Detectors have boxes and scores judged apart."
+    )
     data: Name = Field(description="Entry of 'data' for timing and parity.")
     calibration: Name | None = Field(
         None, description="Entry of 'data' for calibration; empty: the same, unless that is random."
@@ -142,7 +144,9 @@ class Model(Section):
         if self.source in ("torchvision", "transformers") and not self.architecture:
             raise ValueError(f"source '{self.source}' needs an architecture")
         if self.source == "ultralytics" and (self.weights.seeded is not None) != bool(self.architecture):
-            raise ValueError("ultralytics takes an architecture with seeded weights, or a .pt file without architecture")
+            raise ValueError(
+                "ultralytics takes an architecture with seeded weights, or a .pt file without architecture"
+            )
         if self.source in ("ultralytics", "torchvision") and self.input is None:
             raise ValueError("a picture model needs input: [height, width]")
         if self.weights.pretrained and self.source != "torchvision":
@@ -242,11 +246,15 @@ class Measure(Section):
     min_iterations: Positive = Field(6, description="Timed at least this often, however slow the model is.")
     max_seconds: Annotated[float, Field(gt=0)] = Field(2.5, description="Time bound of the latency loop, s.")
     repeats: Positive = Field(1, description="Times the warm-up and the latency loop are done within one process.")
-    pause_seconds: Annotated[float, Field(ge=0)] = Field(0, description="Pause before each run, for the device to cool, s.")
+    pause_seconds: Annotated[float, Field(ge=0)] = Field(
+        0, description="Pause before each run, for the device to cool, s."
+    )
     interval_pct: Annotated[float, Field(gt=0)] = Field(
         0.5, description="Tight enough: the median's 95 % interval is narrower than this share of it, %."
     )
-    throughput_seconds: Annotated[float, Field(ge=0)] = Field(1.0, description="Length of the throughput pass, s, at least.")
+    throughput_seconds: Annotated[float, Field(ge=0)] = Field(
+        1.0, description="Length of the throughput pass, s, at least."
+    )
     throughput_iterations: Positive = Field(3, description="Launches of the throughput pass, at least.")
     queue: Positive = Field(16, description="Launches in flight at most in the throughput pass.")
     timeout_seconds: Annotated[float, Field(gt=0)] = Field(600, description="A run that takes longer is a failure, s.")
@@ -394,7 +402,11 @@ def _ladder_faults(config: Config, name: str, ladder: Ladder):
     for model in ladder.models:
         if fault := _one_of(f"{where}.models", model, config.models):
             yield fault
-    for key, values in (("models", ladder.models), ("batches", ladder.batches), ("rungs", [r.name for r in ladder.rungs])):
+    for key, values in (
+        ("models", ladder.models),
+        ("batches", ladder.batches),
+        ("rungs", [r.name for r in ladder.rungs]),
+    ):
         for value, count in Counter(values).items():
             if count > 1:
                 yield f"{where}.{key}: '{value}' stands {count} times; each may stand once"
@@ -431,7 +443,8 @@ def _rung_faults(config: Config, where: str, rung: Rung, models: list[str]):
         return
     stack = config.stacks[rung.stack]
     if rung.precision not in stack.precisions:
-        yield f"{where}.precision: '{rung.precision}' is not offered by {rung.stack}; it has {', '.join(stack.precisions)}"
+        offered = ", ".join(stack.precisions)
+        yield f"{where}.precision: '{rung.precision}' is not offered by {rung.stack}; it has {offered}"
     if rung.launch not in stack.launches:
         yield f"{where}.launch: '{rung.launch}' is not offered by {rung.stack}; it has {', '.join(stack.launches)}"
     for name in models:
@@ -466,7 +479,6 @@ def factors(config: Config, ladder: Ladder, rung: Rung) -> dict[str, Any]:
         "threads": rung.threads or config.platforms[ladder.platform].threads,
         "options": rung.options,
     }
-
 
 
 def schema() -> dict[str, Any]:

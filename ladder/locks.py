@@ -6,7 +6,7 @@ import fcntl
 import os
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TextIO
 
@@ -61,8 +61,6 @@ def _open(path: Path) -> TextIO:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
     except OSError as error:
         raise StepError(f"cannot open the lock file {path}: {error.strerror}; remove it or ask its owner to") from None
-    try:
+    with suppress(PermissionError):  # another user's file, already open to all
         os.fchmod(descriptor, 0o666)
-    except PermissionError:
-        pass  # another user's file, already open to all
     return os.fdopen(descriptor, "r+")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 from functools import cached_property
+from os.path import relpath
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +80,7 @@ def export_file(model: str, name: str) -> str:
 def python_of(environment: str, config: Config) -> str:
     """The interpreter a stack's processes run in."""
     if environment == "main":
-        return sys.executable
+        return relpath(sys.executable)
     entry = config.environments.get(environment)
     return entry.python if entry and entry.python else f".venvs/{environment}/bin/python"
 
@@ -216,7 +217,9 @@ class Matrix:
         return self.config.models[model].conversion.model_dump()
 
     def export_versions(self) -> dict[str, str]:
-        return fingerprint.versions(["torch", "torchvision", "ultralytics", "transformers", "onnx", "onnxslim", "onnxruntime"])
+        return fingerprint.versions(
+            ["torch", "torchvision", "ultralytics", "transformers", "onnx", "onnxslim", "onnxruntime"]
+        )
 
     def conversion_versions(self) -> dict[str, str]:
         return fingerprint.versions(["nvidia-modelopt", "onnx", "onnxruntime"])
@@ -261,7 +264,11 @@ class Matrix:
 
     def engine_arguments(self, engine: Engine) -> str:
         inputs = self.engine_inputs(engine)
-        return " ".join(f"--{name.replace('_', '-')} {inputs[name]}" for name in ("export_id", "onnx", "weights", "weights_id") if name in inputs)
+        return " ".join(
+            f"--{name.replace('_', '-')} {inputs[name]}"
+            for name in ("export_id", "onnx", "weights", "weights_id")
+            if name in inputs
+        )
 
     def audit_inputs(self, engine: Engine) -> dict[str, Any]:
         """What an audit reads beside what the engine was built from."""
@@ -289,7 +296,7 @@ class Matrix:
         return f"--environment {path}" if path else ""
 
     def engine_code(self, script: str, engine: Engine) -> str:
-        """Hash of a script that opens an engine, of the engine's stack and, where it runs one, of the model's source."""
+        """Hash of a script that opens an engine, of its stack and, where that runs the module, of its source."""
         return self._code([str(ROOT / "scripts" / script)], engine.rung["stack"], engine.model)
 
     def _code(self, steps: list[str], stack: str, model: str) -> str:
@@ -442,5 +449,3 @@ def profile_of(model: Model) -> dict[str, int]:
 
 def _profile(model: Model, batch: int | None) -> dict[str, int]:
     return profile_of(model) if batch is None else {"min": batch, "opt": batch, "max": batch}
-
-

@@ -29,7 +29,9 @@ class Measurement:
     throughput_launches: int
 
 
-def measure(session: Session, batches: list[Arrays], batch: int, transfers: str, settings: dict[str, Any]) -> Measurement:
+def measure(
+    session: Session, batches: list[Arrays], batch: int, transfers: str, settings: dict[str, Any]
+) -> Measurement:
     """Warm up, time single launches, then time launches back to back.
 
     ``batches`` are the distinct inputs that rotate through the bound buffer; ``settings`` is the
@@ -48,7 +50,9 @@ def measure(session: Session, batches: list[Arrays], batch: int, transfers: str,
     return Measurement(repeats, settings["warmup"], stopped_by, ips, launches)
 
 
-def _latencies(session: Session, inputs: Iterator[Arrays], once: Any, settings: dict[str, Any]) -> tuple[list[int], str]:
+def _latencies(
+    session: Session, inputs: Iterator[Arrays], once: Any, settings: dict[str, Any]
+) -> tuple[list[int], str]:
     fixed, least = settings["iterations"], settings["min_iterations"]
     deadline = time.perf_counter_ns() + int(settings["max_seconds"] * 1e9)
     latencies: list[int] = []

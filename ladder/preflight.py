@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 import platform
+import time
 from pathlib import Path
 from typing import Any
 
 from ladder import fingerprint
+
+BUSY_LIMIT = 0.2  # CPUs; ticks of 10 ms over 0.2 s cannot tell less than 0.05 on one CPU from nothing
 
 
 def host_state(device: str) -> dict[str, Any]:
@@ -28,11 +31,11 @@ def host_state(device: str) -> dict[str, Any]:
     }
 
 
-def warnings(state: dict[str, Any], load: float, threads: int) -> list[str]:
+def warnings(state: dict[str, Any], busy: float | None, threads: int) -> list[str]:
     """One sentence for each thing that makes latencies on this host less steady than they could be."""
     found = []
-    if load > 0.3:
-        found.append(f"load is {load:.1f} before the first run: other programs share the processor")
+    if busy is not None and busy > BUSY_LIMIT:
+        found.append(f"other programs keep {busy:.1f} CPUs busy: latencies will be long and unsteady")
     if state["on_battery"]:
         found.append("the host runs on its battery: processors slow down to save it")
     if state["governor"] in ("powersave", "conservative", "ondemand"):
@@ -44,11 +47,25 @@ def warnings(state: dict[str, Any], load: float, threads: int) -> list[str]:
     return found
 
 
-def load_average() -> float | None:
-    """Mean number of runnable processes over the last minute; None where the system has no such figure."""
+def busy_cpus(seconds: float = 0.2) -> float | None:
+    """CPUs that other programs keep busy just now, seen over a short wait (seconds, s); None where unreadable.
+
+    Not the load average, which a minute later still holds the run before. Source: proc(5), stat.
+    """
+    before = _cpu_ticks()
+    time.sleep(seconds)
+    after = _cpu_ticks()
+    if before is None or after is None or sum(after) == sum(before):
+        return None
+    idle = sum(after[3:5]) - sum(before[3:5])  # idle and waiting for input or output
+    return round((1 - idle / (sum(after) - sum(before))) * (os.cpu_count() or 1), 2)
+
+
+def _cpu_ticks() -> list[int] | None:
     try:
-        return round(os.getloadavg()[0], 2)
-    except OSError:
+        with open("/proc/stat", encoding="utf-8") as stream:
+            return [int(field) for field in stream.readline().split()[1:9]]
+    except (OSError, ValueError):
         return None
 
 

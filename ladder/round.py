@@ -27,7 +27,14 @@ from ladder.files import digest, read_json, replacing, write_json
 from ladder.step import attempts_path
 
 # variables of the caller that would change what a rung does behind the configuration's back
-_CLEARED = ("OMP_PROC_BIND", "KMP_AFFINITY", "GOMP_CPU_AFFINITY", "KMP_BLOCKTIME", "OMP_WAIT_POLICY", "ONEDNN_MAX_CPU_ISA")
+_CLEARED = (
+    "OMP_PROC_BIND",
+    "KMP_AFFINITY",
+    "GOMP_CPU_AFFINITY",
+    "KMP_BLOCKTIME",
+    "OMP_WAIT_POLICY",
+    "ONEDNN_MAX_CPU_ISA",
+)
 _NO_LATENCIES = np.empty((0, 2), np.int64)
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
@@ -61,9 +68,8 @@ def measure_round(spec: dict[str, Any], output: Path, raw: Path, log: Path) -> d
     waiting = "waiting: another workflow of this host is measuring or building"
     log.parent.mkdir(parents=True, exist_ok=True)
     with locks.host_lock(exclusive=True, waiting=waiting), open(log, "w", encoding="utf-8") as log_stream:
-        load = preflight.load_average()
         threads = max(rung["rung"]["threads"] for rung in spec["rungs"])
-        warnings = preflight.warnings(host, load or 0.0, threads)
+        warnings = preflight.warnings(host, preflight.busy_cpus(), threads)
         for position, name in enumerate(order(list(by_name), spec["seed"], spec["round"])):
             rung = by_name[name]
             if (failed := upstream[name]["failed"]) is not None:
@@ -148,9 +154,7 @@ def _finished(output: Path, raw: Path, key: str) -> dict[str, Any] | None:
     return record if record.get("key") == key and not retry else None
 
 
-def _run(
-    spec: dict[str, Any], rung: dict[str, Any], log: Any
-) -> tuple[dict[str, Any], np.ndarray, dict[str, Any]]:
+def _run(spec: dict[str, Any], rung: dict[str, Any], log: Any) -> tuple[dict[str, Any], np.ndarray, dict[str, Any]]:
     """Start one rung's process and wait. Returns its result, its latencies (ns) and what measuring cost."""
     timeout = spec["measure"]["timeout_seconds"]
     with tempfile.TemporaryDirectory(prefix="ladder-run-") as folder:
@@ -158,13 +162,16 @@ def _run(
         write_json(
             spec_file,
             {
-                **{k: rung[k] for k in ("rung", "stack", "engine", "build", "export_id", "onnx", "weights", "weights_id")},
+                **{
+                    k: rung[k]
+                    for k in ("rung", "stack", "engine", "build", "export_id", "onnx", "weights", "weights_id")
+                },
                 **{k: spec[k] for k in ("model", "batch", "inputs", "measure", "profile")},
             },
         )
         print(f"--- {rung['rung']['name']}", file=log, flush=True)
         time.sleep(spec["measure"]["pause_seconds"])
-        load = preflight.load_average()
+        busy = preflight.busy_cpus()
         with _watch_cost() as cost:
             try:
                 done = subprocess.run(
@@ -187,7 +194,7 @@ def _run(
             result = {"status": "failed", "permanent": False, "reason": _death(code, timeout)}
         latencies = spec_file.with_suffix(".latencies.npy")
         values = np.load(latencies) if latencies.is_file() else _NO_LATENCIES
-    return result, values, {"load_before": load, **cost}
+    return result, values, {"load_before": busy, **cost}
 
 
 def _environment(threads: int) -> dict[str, str]:
@@ -204,9 +211,9 @@ def _watch_cost() -> Iterator[dict[str, Any]]:
     before, start = [process.cpu_seconds(pid) for pid in processes], time.monotonic()
     yield cost
     after, seconds = [process.cpu_seconds(pid) for pid in processes], time.monotonic() - start
-    if None not in (*before, *after):
-        used = sum(a - b for a, b in zip(after, before, strict=True))  # type: ignore[operator]
-        cost["parent_cpu_pct"] = round(100 * used / seconds, 3)
+    used = [b - a for a, b in zip(before, after, strict=True) if a is not None and b is not None]
+    if len(used) == len(processes):
+        cost["parent_cpu_pct"] = round(100 * sum(used) / seconds, 3)
 
 
 def _death(code: int | str | None, timeout: float) -> str:

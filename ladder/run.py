@@ -1,7 +1,7 @@
 """One rung's process in a round: open its engine, measure, write raw latencies. Started by ladder.round.
 
 Needs numpy and the rung's own runtime, nothing else. ``python -m ladder.run SPEC.json`` writes
-``SPEC.latencies.npy`` (int64 [iterations, 2]: repeat and ns, in arrival order) and ``SPEC.result.json`` beside the specification.
+``SPEC.latencies.npy`` (int64 [iterations, 2]: repeat and ns, in arrival order) and ``SPEC.result.json`` beside it.
 """
 
 from __future__ import annotations

@@ -80,8 +80,7 @@ def instability(latencies_ns: ArrayLike) -> list[str]:
     quarter = n // 4
     if quarter and np.ptp(latencies) > 0:
         change = float(np.median(latencies[-quarter:]) / np.median(latencies[:quarter]) - 1)
-        p_value = float(stats.kendalltau(np.arange(n), latencies).pvalue)
-        if p_value < TREND_ALPHA and abs(change) >= TREND_CHANGE:
+        if abs(change) >= TREND_CHANGE and stats.kendalltau(np.arange(n), latencies).pvalue < TREND_ALPHA:
             likely = "warm-up residue or easing load" if change < 0 else "throttling or growing load"
             found.append(f"latency drifts by {change:+.0%} from the first quarter to the last ({likely})")
     return found

@@ -55,7 +55,9 @@ def begin(workflow: Any, matrix: Matrix) -> Any:
     Ends the program where another workflow holds the folder or the host resource has no limit.
     """
     if workflow.global_resources.get("host") != HOST_SHARES:
-        sys.exit(f"Measurements would not run alone: start with --resources host={HOST_SHARES} (the default profile does)")
+        sys.exit(
+            f"Measurements would not run alone: start with --resources host={HOST_SHARES} (the default profile does)"
+        )
     _silence_scheduler(workflow)
     try:
         lock = locks.take_workflow_lock(STATE)

@@ -10,13 +10,13 @@ rule aggregate:
         audits=lambda w: [engine.audit for engine in matrix.engines_of(ladders_of(w))],
     output:
         expand("results/{{scope}}{table}", table=TABLES),
+    log:
+        "logs/aggregate/{scope}aggregate.log",
     params:
         plan=spec(lambda w: matrix.plan(ladders_of(w))),
         code=code("aggregate"),
-    log:
-        "logs/aggregate/{scope}aggregate.log",
     shell:
-        "{PYTHON} {SCRIPTS}/aggregate.py --plan {params.plan:q} --output-dir results/{wildcards.scope} > {log:q} 2>&1"
+        "$PYTHON $SCRIPTS/aggregate.py --plan {params.plan:q} --output-dir results/{wildcards.scope} > {log:q} 2>&1"
 
 
 rule pages:
@@ -27,13 +27,13 @@ rule pages:
             report(f"results/report/{page}.html", caption=f"../docs/captions/{page}.rst", category=f"{number} {page}")
             for number, page in enumerate(PAGES, 1)
         ],
+    log:
+        "logs/aggregate/pages.log",
     params:
         code=code("pages"),
         captions=lambda w: text_hash("docs/captions"),
-    log:
-        "logs/aggregate/pages.log",
     shell:
-        "{PYTHON} {SCRIPTS}/pages.py --results results --captions {workflow.basedir}/docs/captions"
+        "$PYTHON $SCRIPTS/pages.py --results results --captions $SCRIPTS/../docs/captions"
         " --output-dir results/report > {log:q} 2>&1"
 
 
@@ -46,7 +46,7 @@ rule report:
     log:
         "logs/aggregate/report.log",
     shell:
-        "{PYTHON} -m snakemake --snakefile {workflow.main_snakefile:q} --configfile {CONFIG_COPY} --nolock"
+        "$PYTHON -m snakemake --snakefile $SCRIPTS/../Snakefile --configfile .ladder/config.json --nolock"
         " --report {output:q} -- {input:q} > {log:q} 2>&1"
 
 
@@ -59,9 +59,4 @@ rule check:
     log:
         "logs/aggregate/check.log",
     shell:
-        "{PYTHON} {SCRIPTS}/check.py --failures {input:q} --output {output:q}"
-
-
-def ladders_of(wildcards):
-    """The ladders of a scope: all, or those with a stack."""
-    return matrix.ladders_with(wildcards.scope.rstrip("/")) if wildcards.scope else list(matrix.ladders)
+        "$PYTHON $SCRIPTS/check.py --failures {input:q} --output {output:q}"

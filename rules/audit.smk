@@ -7,6 +7,8 @@ rule audit_engine:
     output:
         audit="results/{platform}/audit/{model}/{engine}.json",
         verdict="results/{platform}/audit/{model}/{engine}.pass.json",
+    log:
+        "logs/audit_engine/{platform}/{model}/{engine}.log",
     params:
         spec=spec(lambda w: matrix.audit_spec(engine_of(w))),
         environment=lambda w: matrix.environment_argument(engine_of(w)),
@@ -14,8 +16,7 @@ rule audit_engine:
         files=lambda w: matrix.audit_arguments(engine_of(w)),
         code=lambda w: matrix.engine_code("audit.py", engine_of(w)),
         retry=retry("results/{platform}/audit/{model}/{engine}.pass.json"),
-    log:
-        "logs/audit_engine/{platform}/{model}/{engine}.log",
     shell:
-        STEP + "{params.environment} -- {params.python} {SCRIPTS}/audit.py --spec {params.spec:q} {params.files}"
+        "$SUPERVISE --stage audit --log {log:q} --outputs {output:q} {params.environment} --"
+        " {params.python} $SCRIPTS/audit.py --spec {params.spec:q} {params.files}"
         " --output-audit {output.audit:q} --output-pass {output.verdict:q} --log {log:q}"

@@ -1,14 +1,14 @@
 # Shared by all stages: how a step is started, and how its parameters say what it depends on.
 
-# exec: the step is Snakemake's own child, so that it can ask the kernel to die with it
-shell.prefix("set -euo pipefail; exec ")
+# In a rule's command, $PYTHON $SCRIPTS/x.py is one of the scripts in the workflow's own Python. $SUPERVISE starts a step
+# and leaves a failed id where it dies; the last output is the id. exec: the step is Snakemake's own child, so that it can
+# ask the kernel to die with it.
+# Relative paths: a folder above may have a space in its name.
+shell.prefix(
+    f"set -euo pipefail; PYTHON={relpath(sys.executable)}; SCRIPTS={relpath(workflow.basedir)}/scripts;"
+    ' SUPERVISE="$PYTHON $SCRIPTS/_supervise.py"; exec '
+)
 
-PYTHON = sys.executable
-SCRIPTS = f"{workflow.basedir}/scripts"
-
-# a step that dies leaves a failed id, not a workflow that stops; the last output is its id
-# then " -- PYTHON SCRIPT ARGUMENTS" follows
-STEP = "{PYTHON} {SCRIPTS}/_supervise.py --stage {rule} --log {log:q} --outputs {output:q} "
 
 # the software each rule runs with is in envs/, made by make and by rules/environments.smk; the image is for sites
 # that want a container around it
@@ -35,7 +35,7 @@ def spec(function):
 
 def code(script, further=lambda wildcards: []):
     """A parameter that changes when the script, anything it imports, or a further module does."""
-    return lambda wildcards: code_hash(f"{SCRIPTS}/{script}.py", *further(wildcards))
+    return lambda wildcards: code_hash(str(ROOT / "scripts" / f"{script}.py"), *further(wildcards))
 
 
 def retry(pattern):
@@ -54,3 +54,20 @@ def model_weights():
 def with_big_files_ancient(inputs):
     """Inputs by name, those that an id beside them stands for only needing to be there."""
     return {name: ancient(path) if f"{name}_id" in inputs else path for name, path in inputs.items()}
+
+
+def model_module(wildcards):
+    return [matrix.model_code(wildcards.model)]
+
+
+def engine_of(wildcards):
+    return matrix.engines[wildcards.model, wildcards.engine]
+
+
+def round_of(wildcards):
+    return Round(wildcards.model, wildcards.ladder, int(wildcards.batch), int(wildcards.number), wildcards.platform)
+
+
+def ladders_of(wildcards):
+    """The ladders of a scope: all, or those with a stack."""
+    return matrix.ladders_with(wildcards.scope.rstrip("/")) if wildcards.scope else list(matrix.ladders)

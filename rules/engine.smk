@@ -8,6 +8,8 @@ rule engine:
         payload="artifacts/{platform}/{model}/{engine}/engine",
         build="artifacts/{platform}/{model}/{engine}/build.json",
         id="artifacts/{platform}/{model}/{engine}/id.json",
+    log:
+        "logs/engine/{platform}/{model}/{engine}.log",
     params:
         spec=spec(lambda w: matrix.engine_spec(engine_of(w))),
         environment=lambda w: matrix.environment_argument(engine_of(w)),
@@ -15,12 +17,7 @@ rule engine:
         files=lambda w: matrix.engine_arguments(engine_of(w)),
         code=lambda w: matrix.engine_code("engine.py", engine_of(w)),
         retry=retry("artifacts/{platform}/{model}/{engine}/id.json"),
-    log:
-        "logs/engine/{platform}/{model}/{engine}.log",
     shell:
-        STEP + "{params.environment} -- {params.python} {SCRIPTS}/engine.py --spec {params.spec:q} {params.files}"
+        "$SUPERVISE --stage engine --log {log:q} --outputs {output:q} {params.environment} --"
+        " {params.python} $SCRIPTS/engine.py --spec {params.spec:q} {params.files}"
         " --output-engine {output.payload:q} --output-id {output.id:q} --output-build {output.build:q} --log {log:q}"
-
-
-def engine_of(wildcards):
-    return matrix.engines[wildcards.model, wildcards.engine]

@@ -3,23 +3,20 @@
 SAMPLES = {"inputs": 8, "calibration": 128}  # at most so many are taken from the data
 
 
-def model_module(wildcards):
-    return [matrix.model_code(wildcards.model)]
-
-
 rule weights:
     output:
         file="artifacts/{model}/weights.bin",
         id="artifacts/{model}/weights.id.json",
+    log:
+        "logs/weights/{model}.log",
     params:
         spec=spec(lambda w: matrix.model_spec(w.model)),
         given=lambda w: matrix.local_weights(w.model),
         code=code("weights", model_module),
         retry=retry("artifacts/{model}/weights.id.json"),
-    log:
-        "logs/weights/{model}.log",
     shell:
-        STEP + "-- {PYTHON} {SCRIPTS}/weights.py --spec {params.spec:q} --output-weights {output.file:q}"
+        "$SUPERVISE --stage weights --log {log:q} --outputs {output:q} --"
+        " $PYTHON $SCRIPTS/weights.py --spec {params.spec:q} --output-weights {output.file:q}"
         " --output-id {output.id:q} --log {log:q}"
 
 
@@ -29,6 +26,8 @@ rule inputs:
     output:
         arrays="artifacts/{model}/{role}.npz",
         id="artifacts/{model}/{role}.id.json",
+    log:
+        "logs/inputs/{model}.{role}.log",
     params:
         spec=spec(lambda w: matrix.model_spec(w.model)),
         data=spec(lambda w: matrix.data_spec(w.model, w.role)),
@@ -37,10 +36,9 @@ rule inputs:
         weights=lambda w: matrix.weights_arguments(w.model),
         code=code("inputs", model_module),
         retry=retry("artifacts/{model}/{role}.id.json"),
-    log:
-        "logs/inputs/{model}.{role}.log",
     shell:
-        STEP + "-- {PYTHON} {SCRIPTS}/inputs.py --spec {params.spec:q} --data {params.data:q} --samples {params.samples}"
+        "$SUPERVISE --stage inputs --log {log:q} --outputs {output:q} --"
+        " $PYTHON $SCRIPTS/inputs.py --spec {params.spec:q} --data {params.data:q} --samples {params.samples}"
         " {params.weights} --output-npz {output.arrays:q} --output-id {output.id:q} --log {log:q}"
 
 
@@ -55,15 +53,16 @@ rule export:
         build="artifacts/{model}/fp32.build.json",
         graph="artifacts/{model}/fp32.graph.json",
         id="artifacts/{model}/fp32.id.json",
+    log:
+        "logs/export/{model}.log",
     params:
         spec=spec(lambda w: matrix.model_spec(w.model)),
         weights=lambda w: matrix.weights_arguments(w.model),
         code=code("export", model_module),
         versions=spec(lambda w: matrix.export_versions()),
         retry=retry("artifacts/{model}/fp32.id.json"),
-    log:
-        "logs/export/{model}.log",
     shell:
-        STEP + "-- {PYTHON} {SCRIPTS}/export.py --spec {params.spec:q} {params.weights} --inputs {input.arrays:q}"
+        "$SUPERVISE --stage export --log {log:q} --outputs {output:q} --"
+        " $PYTHON $SCRIPTS/export.py --spec {params.spec:q} {params.weights} --inputs {input.arrays:q}"
         " --inputs-id {input.id:q} --output-onnx {output.onnx:q} --output-reference {output.reference:q}"
         " --output-id {output.id:q} --output-build {output.build:q} --output-graph {output.graph:q} --log {log:q}"

@@ -9,19 +9,13 @@ rule round:
         # kept until the script has seen whether anything that it depends on really changed
         record=update("results/{platform}/rounds/{model}/{ladder}/b{batch}/{number}.json"),
         raw=update("results/{platform}/rounds/{model}/{ladder}/b{batch}/{number}.parquet"),
+    log:
+        "logs/round/{platform}/{model}/{ladder}/b{batch}/{number}.log",
+    priority: lambda w: -int(w.number)
+    resources:
+        host=HOST_SHARES,
     params:
         spec=spec(lambda w: matrix.round_spec(round_of(w))),
         retry=retry("results/{platform}/rounds/{model}/{ladder}/b{batch}/{number}.json"),
-    resources:
-        host=HOST_SHARES,
-    priority: lambda w: -int(w.number)
-    log:
-        "logs/round/{platform}/{model}/{ladder}/b{batch}/{number}.log",
     shell:
-        "{PYTHON} {SCRIPTS}/round.py --spec {params.spec:q} --output {output.record:q} --raw {output.raw:q} --log {log:q}"
-
-
-def round_of(wildcards):
-    return Round(
-        wildcards.model, wildcards.ladder, int(wildcards.batch), int(wildcards.number), wildcards.platform
-    )
+        "$PYTHON $SCRIPTS/round.py --spec {params.spec:q} --output {output.record:q} --raw {output.raw:q} --log {log:q}"

@@ -12,14 +12,15 @@ rule precision:
         graph="artifacts/{model}/{precision}.graph.json",
         scales="artifacts/{model}/{precision}.scales.json",
         id="artifacts/{model}/{precision}.id.json",
+    log:
+        "logs/precision/{model}.{precision}.log",
     params:
         options=spec(lambda w: matrix.conversion_spec(w.model)),
         code=code("precision"),
         versions=spec(lambda w: matrix.conversion_versions()),
         retry=retry("artifacts/{model}/{precision}.id.json"),
-    log:
-        "logs/precision/{model}.{precision}.log",
     shell:
-        STEP + "-- {PYTHON} {SCRIPTS}/precision.py --precision {wildcards.precision} --options {params.options:q}"
+        "$SUPERVISE --stage precision --log {log:q} --outputs {output:q} --"
+        " $PYTHON $SCRIPTS/precision.py --precision {wildcards.precision} --options {params.options:q}"
         " --onnx {input.fp32:q} --calibration {input.calibration:q} --output-onnx {output.onnx:q}"
         " --output-graph {output.graph:q} --output-scales {output.scales:q} --output-id {output.id:q} --log {log:q}"

@@ -18,7 +18,9 @@ from ladder.step import read_id, step
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--stage", required=True, help="the step's name in failures.csv")
-    parser.add_argument("--outputs", type=Path, nargs="+", required=True, help="every file the step writes, the id last")
+    parser.add_argument(
+        "--outputs", type=Path, nargs="+", required=True, help="every file the step writes, the id last"
+    )
     parser.add_argument("--environment", type=Path, help="id of the environment the step runs in")
     parser.add_argument("--log", type=Path, required=True, help="where the step's messages go")
     parser.add_argument("command", nargs=argparse.REMAINDER, help="-- PYTHON SCRIPT ARGUMENTS")

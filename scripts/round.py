@@ -1,11 +1,11 @@
 """Measure one round: each rung of a ladder once, in a fresh process, on a host held alone."""
 
-import _repository  # noqa: F401
-
 import argparse
 import sys
 import time
 from pathlib import Path
+
+import _repository  # noqa: F401
 
 from ladder import progress
 from ladder.round import measure_round
@@ -14,9 +14,16 @@ from ladder.step import json_argument
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--spec", type=json_argument, required=True, help="what to measure, as JSON or @FILE (see ladder.matrix.Matrix.round_spec)")
+    parser.add_argument(
+        "--spec",
+        type=json_argument,
+        required=True,
+        help="what to measure, as JSON or @FILE (see ladder.matrix.Matrix.round_spec)",
+    )
     parser.add_argument("--output", type=Path, required=True, help="the round's record (JSON)")
-    parser.add_argument("--raw", type=Path, required=True, help="the round's latencies in ns, in arrival order (Parquet)")
+    parser.add_argument(
+        "--raw", type=Path, required=True, help="the round's latencies in ns, in arrival order (Parquet)"
+    )
     parser.add_argument("--log", type=Path, required=True, help="what the rungs' processes print")
     args = parser.parse_args()
     spec, start = args.spec, time.monotonic()

@@ -85,7 +85,9 @@ def test_a_slow_model_is_timed_at_least_so_often():
 
 
 def test_a_steady_model_stops_by_its_interval():
-    measured = measure.measure(Session(delay=0.001), batches(), 1, "excluded", SETTINGS | {"interval_pct": 150, "max_seconds": 30})
+    measured = measure.measure(
+        Session(delay=0.001), batches(), 1, "excluded", SETTINGS | {"interval_pct": 150, "max_seconds": 30}
+    )
     assert measured.stopped_by == "interval"
 
 
@@ -98,7 +100,9 @@ def test_warm_up_and_inputs_rotate_outside_the_timed_region():
 
 def test_the_throughput_pass_queues_no_more_than_it_may_and_ends_synchronised():
     session = Session(delay=0.001)
-    measured = measure.measure(session, batches(), 4, "excluded", SETTINGS | {"iterations": 1, "throughput_iterations": 7})
+    measured = measure.measure(
+        session, batches(), 4, "excluded", SETTINGS | {"iterations": 1, "throughput_iterations": 7}
+    )
     assert session.most_in_flight == 2
     assert names(session)[-1] == "synchronise"
     assert measured.throughput_launches == 7

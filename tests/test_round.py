@@ -34,10 +34,14 @@ def make_rung(folder, name, **options):
     (engine / "engine").write_text("engine")
     write_json(engine / "id.json", {"status": "ok", "stack": "known"})
     write_json(engine / "build.json", {"sha256": sha256(engine / "engine")})
-    write_json(engine / "pass.json", {"status": "ok", "verdict": "pass", "stage": "audit", "reason": None, "permanent": False, "log": None})
+    write_json(
+        engine / "pass.json",
+        {"status": "ok", "verdict": "pass", "stage": "audit", "reason": None, "permanent": False, "log": None},
+    )
     factors = {"device": "cpu", "api": "known", "compiler": "none", "precision": "fp32", "launch": "eager"}
+    factors |= {"shape": "dynamic", "transfers": "excluded"}
     return {
-        "rung": {"name": name, "stack": "known", **factors, "shape": "dynamic", "transfers": "excluded", "threads": 1, "options": options},
+        "rung": {"name": name, "stack": "known", **factors, "threads": 1, "options": options},
         "stack": {"module": STACK, "arguments": {}},
         "python": sys.executable,
         "versions": {},
@@ -55,7 +59,9 @@ def make_rung(folder, name, **options):
 
 @pytest.fixture
 def spec(tmp_path):
-    write_json(tmp_path / "fp32.id.json", {"status": "ok", "sha256": "f" * 64, "weights": "seeded(0)", "axes": {"n": "batch"}})
+    write_json(
+        tmp_path / "fp32.id.json", {"status": "ok", "sha256": "f" * 64, "weights": "seeded(0)", "axes": {"n": "batch"}}
+    )
     np.savez(tmp_path / "inputs.npz", x=np.ones((2, 3), np.float32))
     measure = {
         "warmup": 1, "iterations": 6, "min_iterations": 6, "max_seconds": 1, "repeats": 1, "pause_seconds": 0,
@@ -103,7 +109,9 @@ def test_a_round_has_a_row_and_its_raw_latencies_for_every_rung(spec, measured, 
 def test_the_workflow_engine_is_idle_while_a_run_is_timed(spec, measured):
     spec["measure"]["iterations"] = 600
     for row in measured(spec)["rows"]:
-        assert row["parent_cpu_pct"] is not None and row["parent_cpu_pct"] < 25  # of a short run; the test's own parent is pytest
+        assert (
+            row["parent_cpu_pct"] is not None and row["parent_cpu_pct"] < 25
+        )  # of a short run; the test's own parent is pytest
 
 
 def test_the_order_is_seeded_and_differs_between_rounds():
@@ -116,8 +124,13 @@ def test_the_order_is_seeded_and_differs_between_rounds():
 
 @pytest.mark.parametrize(
     ("wrong", "permanent", "part"),
-    [("refuse", True, "out of order"), ("crash", False, "died with signal 6"), ("nan", False, "NaN"), ("hang", False, "took longer than 2 s")],
-)  # fmt: skip
+    [
+        ("refuse", True, "out of order"),
+        ("crash", False, "died with signal 6"),
+        ("nan", False, "NaN"),
+        ("hang", False, "took longer than 2 s"),
+    ],
+)
 def test_a_rung_that_fails_is_a_row_and_the_others_go_on(spec, measured, tmp_path, wrong, permanent, part):
     spec["rungs"][0]["rung"]["options"]["at_run"] = wrong
     spec["measure"]["timeout_seconds"] = 2
@@ -164,7 +177,17 @@ def test_an_engine_that_was_changed_is_not_run(spec, measured, tmp_path):
 
 
 def test_an_excluded_engine_is_not_run_and_says_why(spec, measured, tmp_path):
-    write_json(tmp_path / "b/pass.json", {"status": "ok", "verdict": "exclude", "stage": "audit", "reason": "cosine 0.1", "permanent": True, "log": None})
+    write_json(
+        tmp_path / "b/pass.json",
+        {
+            "status": "ok",
+            "verdict": "exclude",
+            "stage": "audit",
+            "reason": "cosine 0.1",
+            "permanent": True,
+            "log": None,
+        },
+    )
     record = measured(spec)
     (failure,) = record["failures"]
     assert (failure["rung"], failure["stage"], failure["reason"]) == ("b", "audit", "cosine 0.1")
@@ -182,7 +205,9 @@ def test_a_round_waits_for_the_host(spec, tmp_path):
             round.measure_round(spec, folder / "1.json", folder / "1.parquet", folder / "1.log")
         """
         write_json(tmp_path / "spec.json", spec)
-        child = subprocess.Popen([sys.executable, "-c", textwrap.dedent(script)], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+        child = subprocess.Popen(
+            [sys.executable, "-c", textwrap.dedent(script)], cwd=ROOT, stdout=subprocess.PIPE, text=True
+        )
         assert "waiting" in child.stdout.readline()
         assert not (tmp_path / "1.json").exists()
     assert child.wait(60) == 0

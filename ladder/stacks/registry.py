@@ -26,9 +26,7 @@ def _torch(device: str, environment: str, compiler: str = "none") -> dict[str, A
     }
 
 
-def _onnxruntime(
-    device: str, environment: str, provider: str, compiler: str, package: str
-) -> dict[str, Any]:
+def _onnxruntime(device: str, environment: str, provider: str, compiler: str, package: str) -> dict[str, Any]:
     return {
         "module": "ladder.stacks.onnxruntime",
         "arguments": {"provider": provider},
