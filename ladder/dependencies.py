@@ -14,6 +14,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 
 
+@cache
 def code_hash(*modules: str) -> str:
     """Short hash of the named modules and everything of this package that they import.
 

@@ -60,13 +60,15 @@ def device_uuid(device: str) -> str:
 
 def versions(packages: list[str]) -> dict[str, str]:
     """Installed versions of distributions in this interpreter; one that is not installed is left out."""
-    found = {}
-    for name in packages:
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return found
+    return {name: found for name in packages if (found := _version(name))}
+
+
+@cache
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
 
 
 def cpu_flags() -> set[str]:

@@ -423,14 +423,16 @@ class Matrix:
         engines = {b: self.engine(ladder, model, rung, b).name for b in ladder.batches}
         return {**self.rung(ladder, rung), "engines": engines}
 
-    def seconds(self, round: Round) -> float:
-        """A round's expected length, s: start-up, warm-up and both timed passes of every rung."""
+    def seconds(self, round: Round) -> float | None:
+        """A round's expected length, s; None where fixed iteration counts leave it to the model's speed."""
         settings = self.config.measure
-        timed = settings.repeats * settings.max_seconds * 1.2 + max(settings.throughput_seconds, 1.0)
-        return len(self.ladders[round.ladder].rungs) * (STARTUP_SECONDS + settings.pause_seconds + timed)
+        if settings.iterations is not None:
+            return None
+        run = STARTUP_SECONDS + settings.pause_seconds + settings.repeats * settings.max_seconds
+        return len(self.ladders[round.ladder].rungs) * (run + settings.throughput_seconds)
 
 
-STARTUP_SECONDS = 3.0  # a process, its imports and the opened engine; measured on two cores: 1 to 5 s
+STARTUP_SECONDS = 2.0  # a process, its imports, the opened engine and warm-up; measured on two cores: 1 to 3 s
 
 
 def _state(path: Path) -> str:

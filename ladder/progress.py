@@ -11,14 +11,14 @@ STATE = Path(".ladder")  # what lives only while a sitting does: its lock and it
 _PLAN, _DONE = STATE / "progress.json", STATE / "progress.done"
 
 
-def start(rounds: int, runs: int, seconds: float) -> None:
-    """Note what this sitting has to measure and print the estimate (seconds, s)."""
+def start(rounds: int, runs: int, seconds: float | None) -> None:
+    """Note what this sitting has to measure and print the estimate (seconds, s), where there is one."""
     write_json(_PLAN, {"rounds": rounds})
     _DONE.unlink(missing_ok=True)
     if rounds:
+        estimate = "time left is known after the first" if seconds is None else f"about {duration(seconds)}"
         print(
-            f"Plan: {rounds} rounds, {runs} runs to measure, about {duration(seconds)}, "
-            "after what has to be exported and built.",
+            f"Plan: {rounds} rounds, {runs} runs to measure, {estimate}; first, whatever has to be exported and built.",
             file=sys.stderr,
         )
 

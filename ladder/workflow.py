@@ -67,7 +67,9 @@ def begin(workflow: Any, matrix: Matrix) -> Any:
     planned = {round.record: round for round in matrix.rounds()}
     pending = [planned[job.output[0]] for job in workflow.dag.needrun_jobs() if job.rule.name == "round"]
     runs = sum(len(matrix.ladders[round.ladder].rungs) for round in pending)
-    progress.start(len(pending), runs, sum(matrix.seconds(round) for round in pending))
+    lengths = [matrix.seconds(round) for round in pending]
+    known = [length for length in lengths if length is not None]
+    progress.start(len(pending), runs, sum(known) if len(known) == len(lengths) else None)
     return lock
 
 

@@ -18,17 +18,17 @@ def package(tmp_path, monkeypatch):
     (folder / "d.py").write_text("Y = 2\n")
     monkeypatch.setattr(dependencies, "ROOT", tmp_path)
 
+    def forget():
+        for cached in (dependencies.code_hash, dependencies._tree, dependencies._imports, dependencies._meaning):
+            cached.cache_clear()
+
     def code_hash(module):
-        dependencies._tree.cache_clear()
-        dependencies._imports.cache_clear()
-        dependencies._meaning.cache_clear()
+        forget()
         return dependencies.code_hash(module)
 
     code_hash.folder = folder
     yield code_hash
-    code_hash("ladder.a")
-    for cached in (dependencies._tree, dependencies._imports, dependencies._meaning):
-        cached.cache_clear()
+    forget()
 
 
 def test_imports_are_followed_also_inside_functions(package):

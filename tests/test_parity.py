@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -156,3 +158,16 @@ def test_other_outputs_than_the_reference_has_are_an_error(outputs, message):
 def test_a_reference_that_is_not_finite_proves_nothing():
     with pytest.raises(StepError, match="reference holds NaN"):
         parity.compare({"a": np.ones((1, 2))}, {"a": np.full((1, 2), np.nan)}, "generic")
+
+
+def test_the_documented_bounds_are_the_built_in_ones():
+    text = (Path(__file__).parent.parent / "docs/audit.md").read_text()
+    rows = [
+        [cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line.startswith("| ")
+    ]
+    documented = {}
+    for names, *bounds in rows[1:]:
+        values = dict(zip(("relative", "cosine", "matched_pct"), bounds, strict=True))
+        for name in names.split(", "):
+            documented[name] = {key: float(value) for key, value in values.items() if value != "–"}
+    assert documented == parity.DEFAULT_THRESHOLDS

@@ -1,0 +1,141 @@
+"""What is planned, what each step is told, and what changes with what."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ladder import config, fingerprint
+from ladder.matrix import Matrix
+
+DEFAULT = yaml.safe_load((Path(__file__).parent.parent / "config.yaml").read_text())
+HOST = {"machine": "x86_64", "processor": "A", "instructions": "1", "physical_cores": 2}
+
+
+@pytest.fixture(autouse=True)
+def known_host(monkeypatch):
+    monkeypatch.setattr(fingerprint, "host", lambda device: HOST)
+    monkeypatch.setattr(fingerprint, "physical_cores", lambda: 2)
+
+
+def matrix(change=lambda raw: None):
+    raw = copy.deepcopy(DEFAULT)
+    change(raw)
+    return Matrix(config.load(raw), raw)
+
+
+def ladder(raw):
+    return raw["ladders"]["cpu"]
+
+
+def specs(plan):
+    """Everything each engine, audit and round of a plan depends on, by the file it makes."""
+    engines = {e.id: plan.engine_spec(e) for e in plan.engines.values()}
+    audits = {e.audit: plan.audit_spec(e) for e in plan.engines.values()}
+    return engines, audits, {r.record: plan.round_spec(r) for r in plan.rounds()}
+
+
+def test_the_default_plan():
+    plan = matrix()
+    assert len(plan.rounds()) == 16 and len(plan.engines) == 5
+    assert [r.number for r in plan.rounds()] == sorted(r.number for r in plan.rounds())
+    engines = {e.name: e for e in plan.engines.values()}
+    assert plan.onnx(engines["openvino-cpu-int8"]) == "artifacts/yolo11n/int8.onnx"
+    assert plan.onnx(engines["pytorch-cpu-fp32"]) is None
+
+
+@settings(deadline=None, max_examples=20)  # each example plans two configurations
+@given(batch=st.integers(2, 8).filter(lambda b: b != 4), rounds=st.integers(9, 12))
+def test_more_batches_and_rounds_change_nothing_that_was_there(batch, rounds):
+    before = specs(matrix())
+    after = specs(matrix(lambda raw: ladder(raw).update(batches=[1, 4, batch], rounds=rounds)))
+    assert after[0] == before[0] and after[1] == before[1]
+    assert before[2].items() <= after[2].items()
+    assert len(after[2]) == 3 * rounds
+
+
+def test_a_new_rung_changes_its_ladders_rounds_and_no_engine():
+    extra = {"name": "again", "stack": "onnxruntime-cpu"}
+    before, after = specs(matrix()), specs(matrix(lambda raw: ladder(raw)["rungs"].append(extra)))
+    assert after[0] == before[0]
+    assert all(after[2][record] != before[2][record] for record in before[2])
+
+
+def test_steps_change_nothing_that_is_measured():
+    assert specs(matrix(lambda raw: ladder(raw)["steps"].pop())) == specs(matrix())
+
+
+def test_how_it_is_measured_changes_rounds_only():
+    before, after = specs(matrix()), specs(matrix(lambda raw: raw["measure"].update(warmup=9)))
+    assert after[:2] == before[:2]
+    assert all(after[2][record] != before[2][record] for record in before[2])
+
+
+def test_another_driver_or_processor_rebuilds_and_measures_again(monkeypatch):
+    before = specs(matrix())
+    monkeypatch.setattr(fingerprint, "host", lambda device: HOST | {"gpu": {"driver": "2"}})
+    after = specs(matrix())
+    for old, new in zip(before, after, strict=True):
+        assert all(new[key] != old[key] for key in old)
+
+
+def test_another_version_of_a_runtime_changes_its_own_engines(monkeypatch):
+    before = specs(matrix())
+    real = fingerprint.versions
+    monkeypatch.setattr(
+        fingerprint, "versions", lambda packages: real(packages) | ({"openvino": "0"} if "openvino" in packages else {})
+    )
+    changed = {key for key, spec in specs(matrix())[0].items() if spec != before[0][key]}
+    assert changed == {f"artifacts/cpu/yolo11n/openvino-cpu-{p}/id.json" for p in ("fp32", "int8")}
+
+
+def test_rungs_that_differ_in_transfers_share_an_engine():
+    def change(raw):
+        ladder(raw)["rungs"].append({"name": "with-transfers", "stack": "openvino-cpu", "transfers": "included"})
+
+    assert len(matrix(change).engines) == 5
+
+
+def test_rungs_that_differ_in_what_is_built_do_not():
+    def change(raw):
+        ladder(raw)["rungs"] += [
+            {"name": "one-thread", "stack": "openvino-cpu", "threads": 1},
+            {"name": "static", "stack": "openvino-cpu", "shape": "static"},
+            {"name": "spinning", "stack": "onnxruntime-cpu", "options": {"allow_spinning": True}},
+        ]
+
+    plan = matrix(change)
+    names = {e.name for e in plan.engines.values()}
+    assert {"openvino-cpu-fp32-t1", "openvino-cpu-fp32-static-b1", "openvino-cpu-fp32-static-b4"} <= names
+    assert len(names) == 5 + 1 + 2 + 1
+    static = plan.engines["yolo11n", "openvino-cpu-fp32-static-b4"]
+    assert plan.engine_spec(static)["profile"] == {"min": 4, "opt": 4, "max": 4}
+
+
+def test_limits_take_the_first():
+    plan = matrix(lambda raw: raw.update(limits={"batches": 1, "rounds": 2}))
+    assert [(r.batch, r.number) for r in plan.rounds()] == [(1, 1), (1, 2)]
+
+
+def test_only_the_configured_platforms_ladders_are_planned():
+    def change(raw):
+        raw["platforms"]["gpu"] = {"device": "cuda"}
+        raw["ladders"]["gpu"] = {
+            "platform": "gpu",
+            "models": ["yolo11n"],
+            "batches": [1],
+            "rungs": [{"name": "a", "stack": "tensorrt"}],
+            "steps": [],
+        }
+
+    assert list(matrix(change).ladders) == ["cpu"]
+
+
+def test_the_estimate_is_withheld_where_the_model_decides():
+    assert matrix(lambda raw: raw["measure"].update(iterations=100)).seconds(matrix().rounds()[0]) is None
+    assert 20 < matrix().seconds(matrix().rounds()[0]) < 40
