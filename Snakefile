@@ -5,7 +5,7 @@ from os.path import relpath
 
 sys.path.insert(0, workflow.basedir)
 
-from ladder.dependencies import ROOT, code_hash, text_hash
+from ladder.dependencies import code_hash, text_hash
 from ladder.files import canonical_json
 from ladder.matrix import REDUCED_PRECISIONS, Round
 from ladder.workflow import HOST_SHARES, attempts, begin, open_matrix

@@ -32,6 +32,11 @@ RECORDED = tuple(column for column in tables.RESULTS if column not in DERIVED)
 LADDER_KEY = ("platform", "model", "ladder")
 SATURATION_SHARE = 0.95  # of the highest median throughput seen
 PARENT_CPU_LIMIT_PCT = 1.0  # of a core
+AUDITED = (  # what of a rung's audit stands beside its figures
+    "requested_precision", "verdict", "reason",
+    "flops_at_precision_pct", "nodes_at_precision_pct", "time_at_precision_pct",
+)  # fmt: skip
+NUMBER = re.compile(r"\d+(?:\.\d+)?")
 
 Row = dict[str, Any]
 
@@ -63,7 +68,7 @@ def aggregate(plan: Mapping[str, Any], rounds: Iterable[Path], audits: Iterable[
         "versions": _versions(records),
         "hosts": _hosts(records),
         "rungs": _rungs(records),
-        "ladders": _nested(ladders, steps),
+        "ladders": _nested(ladders, steps, audited),
         "latency": pooled,
         "throughput": _throughput(results),
         "saturation": _saturation(_throughput(results)),
@@ -325,17 +330,26 @@ def _steps(results: Sequence[Row], ladders: Sequence[Row]) -> list[Row]:
     return [{str(key): None if pd.isna(value) else value for key, value in row.items()} for row in rows]
 
 
-def _nested(ladders: Sequence[Row], steps: Sequence[Row]) -> list[Row]:
-    """Ladders by batch, each with its steps, in the plan's order."""
+def _nested(ladders: Sequence[Row], steps: Sequence[Row], audited: Sequence[Row]) -> list[Row]:
+    """Ladders by batch, each with its rungs and what their audits found, and its steps, in the plan's order."""
     by_place: dict[tuple[Any, ...], list[Row]] = defaultdict(list)
     for row in steps:
         step = {key: value for key, value in row.items() if key not in (*LADDER_KEY, "weights", "batch")}
         by_place[_key(row, "batch")].append(step)
-    nested = []
-    for ladder in ladders:
-        about = _about(ladder, "weights") | {"rungs": [rung["name"] for rung in ladder["rungs"]]}
-        nested += [about | {"batch": batch, "steps": by_place[(*_key(ladder), batch)]} for batch in ladder["batches"]]
-    return nested
+    audits = {tuple(audit["row"][key] for key in ("platform", "model", "engine")): audit["row"] for audit in audited}
+
+    def rungs(ladder: Row, batch: int) -> Iterator[Row]:
+        for rung in ladder["rungs"]:
+            engine = {int(number): name for number, name in rung["engines"].items()}.get(batch)
+            audit = audits.get((ladder["platform"], ladder["model"], engine), dict.fromkeys(AUDITED))
+            yield {"name": rung["name"], "engine": engine} | {key: audit[key] for key in AUDITED}
+
+    return [
+        _about(ladder, "weights")
+        | {"batch": batch, "rungs": list(rungs(ladder, batch)), "steps": by_place[(*_key(ladder), batch)]}
+        for ladder in ladders
+        for batch in ladder["batches"]
+    ]
 
 
 def _throughput(results: Sequence[Row]) -> list[Row]:
@@ -448,14 +462,29 @@ def _warnings(
 ) -> list[Row]:
     """What a reader has to know before trusting the tables, each with the rounds, runs or engines it concerns.
 
-    Warnings that differ in their figures only are one, in the words of the first.
+    ``kind`` is ``host`` (said before a round), ``workflow``, ``files``, ``audit`` or ``unsteady``.
     """
-    found: list[Row] = []
-    of_rounds = [(text, re.sub(r"\d+(\.\d+)?", "#", text)) for record in records for text in record["warnings"]]
-    counts = Counter(kind for _, kind in of_rounds)
-    first = {kind: text for text, kind in reversed(of_rounds)}
-    for kind, count in counts.items():
-        found.append({"warning": first[kind], "scope": f"{count} of {len(records)} rounds"})
+    of_rounds: dict[str, dict[Path, str]] = defaultdict(dict)
+    for record in records:
+        for text in record["warnings"]:
+            of_rounds[NUMBER.sub("#", text)][record["path"]] = text
+    found = [
+        _warning("host", _ranged(list(texts.values())), f"{len(texts)} of {len(records)} rounds")
+        for texts in of_rounds.values()
+    ]
+    busy = [row["parent_cpu_pct"] for row in results if (row["parent_cpu_pct"] or 0) >= PARENT_CPU_LIMIT_PCT]
+    if busy:
+        text = f"the workflow itself used up to {max(busy):.1f} % of a core during a run; below 1 % is wanted"
+        found.append(_warning("workflow", text, f"{len(busy)} of {len(results)} runs"))
+    for key, what in (("model", "fp32_onnx_sha256"), ("platform", "device_uuid")):
+        for name, group in groupby(sorted(results, key=lambda row: row[key]), key=lambda row: row[key]):
+            held = sorted({row[what] for row in group if row[what] is not None})
+            if len(held) > 1:
+                text = f"{name}: the runs do not agree in {what}: {', '.join(held)}"
+                found.append(_warning("files", text, f"{len(held)} values"))
+    for row in (audit["row"] for audit in audited):
+        if row["verdict"] == "warn":
+            found.append(_warning("audit", f"{row['model']}, {row['engine']}: {row['reason']}", "engine"))
     unsteady_runs = Counter(_key(run, "rung", "batch") for run in unsteady)
     example = {_key(run, "rung", "batch"): run for run in reversed(unsteady)}
     for rung in pooled:
@@ -463,18 +492,17 @@ def _warnings(
             run = example[place]
             text = f"{rung['model']}, {rung['ladder']}, {rung['rung']}, batch {rung['batch']} was unsteady; "
             text += f"in round {run['round']} {run['why'][0]}"
-            found.append({"warning": text, "scope": f"{count} of {rung['rounds']} runs"})
-    for row in (audit["row"] for audit in audited):
-        if row["verdict"] == "warn":
-            found.append({"warning": f"{row['model']}, {row['engine']}: {row['reason']}", "scope": "engine"})
-    busy = [row["parent_cpu_pct"] for row in results if (row["parent_cpu_pct"] or 0) >= PARENT_CPU_LIMIT_PCT]
-    if busy:
-        text = f"the workflow itself used up to {max(busy):.1f} % of a core during a run; below 1 % is wanted"
-        found.append({"warning": text, "scope": f"{len(busy)} of {len(results)} runs"})
-    for key, what in (("model", "fp32_onnx_sha256"), ("platform", "device_uuid")):
-        for name, group in groupby(sorted(results, key=lambda row: row[key]), key=lambda row: row[key]):
-            held = sorted({row[what] for row in group if row[what] is not None})
-            if len(held) > 1:
-                text = f"{name}: the runs do not agree in {what}: {', '.join(held)}"
-                found.append({"warning": text, "scope": f"{len(held)} values"})
+            found.append(_warning("unsteady", text, f"{count} of {rung['rounds']} runs"))
     return found
+
+
+def _warning(kind: str, text: str, scope: str) -> Row:
+    return {"kind": kind, "warning": text, "scope": scope}
+
+
+def _ranged(texts: Sequence[str]) -> str:
+    """Texts that differ in their figures only as one, e.g. ``load is 0.7 to 1.3``."""
+    columns = zip(*(NUMBER.findall(text) for text in texts), strict=True)
+    ends = [(min(column, key=float), max(column, key=float)) for column in columns]
+    figures = iter([low if float(low) == float(high) else f"{low} to {high}" for low, high in ends])
+    return NUMBER.sub(lambda _: next(figures), texts[0])

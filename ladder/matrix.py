@@ -297,7 +297,7 @@ class Matrix:
 
     def engine_code(self, script: str, engine: Engine) -> str:
         """Hash of a script that opens an engine, of its stack and, where that runs the module, of its source."""
-        return self._code([str(ROOT / "scripts" / script)], engine.rung["stack"], engine.model)
+        return self._code([f"scripts.{script}"], engine.rung["stack"], engine.model)
 
     def _code(self, steps: list[str], stack: str, model: str) -> str:
         entry = self.config.stacks[stack]

@@ -69,20 +69,21 @@ def instability(latencies_ns: ArrayLike) -> list[str]:
     n, mean = len(latencies), float(np.mean(latencies))
     found = []
     if n >= 2 and (std := float(np.std(latencies, ddof=1))) >= UNSTABLE_STD * mean:
-        found.append(f"the standard deviation ({std:.3g} ms) is {std / mean:.0%} of the mean ({mean:.3g} ms)")
+        found.append(f"the standard deviation ({std:.3g} ms) is {100 * std / mean:.0f} % of the mean ({mean:.3g} ms)")
     for name, index in (("minimum", int(np.argmin(latencies))), ("maximum", int(np.argmax(latencies)))):
         offset = latencies[index] / mean - 1
         if abs(offset) >= UNSTABLE_EXTREME:
             found.append(
-                f"the {name} ({latencies[index]:.3g} ms, iteration {index + 1} of {n}) is {abs(offset):.0%} "
+                f"the {name} ({latencies[index]:.3g} ms, iteration {index + 1} of {n}) is {100 * abs(offset):.0f} % "
                 f"{'above' if offset > 0 else 'below'} the mean ({mean:.3g} ms)"
             )
     quarter = n // 4
     if quarter and np.ptp(latencies) > 0:
         change = float(np.median(latencies[-quarter:]) / np.median(latencies[:quarter]) - 1)
         if abs(change) >= TREND_CHANGE and stats.kendalltau(np.arange(n), latencies).pvalue < TREND_ALPHA:
-            likely = "warm-up residue or easing load" if change < 0 else "throttling or growing load"
-            found.append(f"latency drifts by {change:+.0%} from the first quarter to the last ({likely})")
+            falls = ("below", "warm-up residue or easing load")
+            side, likely = falls if change < 0 else ("above", "throttling or growing load")
+            found.append(f"the median of the last quarter is {100 * abs(change):.0f} % {side} the first's ({likely})")
     return found
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -36,8 +37,6 @@ def open_matrix(workflow: Any, config: dict[str, Any]) -> Matrix:
         sys.exit("The configuration is wrong; nothing was run.\n" + "\n".join(f"  {fault}" for fault in error.faults))
     if workflow.is_main_process:
         os.environ.setdefault("LADDER_SITTING", datetime.now(UTC).strftime("%Y%m%dT%H%M%S") + f"-{os.getpid()}")
-        if workflow.dag_settings is not None and (workflow.dag_settings.forcerun or workflow.dag_settings.forceall):
-            os.environ["LADDER_FORCE"] = "1"  # a round asked for by name is measured again, whatever its key says
     return matrix
 
 
@@ -69,8 +68,16 @@ def begin(workflow: Any, matrix: Matrix) -> Any:
     runs = sum(len(matrix.ladders[round.ladder].rungs) for round in pending)
     lengths = [matrix.seconds(round) for round in pending]
     known = [length for length in lengths if length is not None]
+    if _forces_rounds(workflow.dag_settings, planned):
+        os.environ["LADDER_FORCE"] = "1"  # a round asked for by name is measured again, whatever its key says
     progress.start(len(pending), runs, sum(known) if len(known) == len(lengths) else None)
     return lock
+
+
+def _forces_rounds(settings: Any, records: Iterable[str]) -> bool:
+    """Whether -F, -R or -f names rounds; one that only follows a forced step is judged by its key as ever."""
+    named = set(settings.forcerun) | (set(settings.targets) if settings.forcetargets else set())
+    return settings.forceall or not named.isdisjoint(("round", *records))
 
 
 def _silence_scheduler(workflow: Any) -> None:

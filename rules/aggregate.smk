@@ -4,6 +4,10 @@ TABLES = ["results.csv", "ladder.csv", "audit.csv", "failures.csv", "summary.jso
 PAGES = ["ladder", "waterfall", "throughput", "latency", "audit", "environment", "failures"]
 
 
+# what the report opens with: the ladder, and links to the pages
+report: "../docs/captions/start.rst"
+
+
 rule aggregate:
     input:
         rounds=lambda w: [round.record for round in matrix.rounds(ladders_of(w))],
@@ -24,9 +28,15 @@ rule pages:
         expand("results/{table}", table=TABLES),
     output:
         [
-            report(f"results/report/{page}.html", caption=f"../docs/captions/{page}.rst", category=f"{number} {page}")
+            report(
+                f"results/report/{page}.html",
+                caption=f"../docs/captions/{page}.rst",
+                category="Pages",
+                labels={"page": f"{number} {page}"},
+            )
             for number, page in enumerate(PAGES, 1)
         ],
+        "results/report/start.html",
     log:
         "logs/aggregate/pages.log",
     params:
@@ -47,7 +57,7 @@ rule report:
         "logs/aggregate/report.log",
     shell:
         "$PYTHON -m snakemake --snakefile $SCRIPTS/../Snakefile --configfile .ladder/config.json --nolock"
-        " --report {output:q} -- {input:q} > {log:q} 2>&1"
+        " --report {output:q} --report-stylesheet $SCRIPTS/../docs/captions/report.css -- {input:q} > {log:q} 2>&1"
 
 
 # every call ends badly while anything that was asked for has no result

@@ -14,9 +14,9 @@ rule audit_engine:
         environment=lambda w: matrix.environment_argument(engine_of(w)),
         python=lambda w: matrix.python(engine_of(w).rung["stack"]),
         files=lambda w: matrix.audit_arguments(engine_of(w)),
-        code=lambda w: matrix.engine_code("audit.py", engine_of(w)),
+        code=lambda w: matrix.engine_code("audit_engine", engine_of(w)),
         retry=retry("results/{platform}/audit/{model}/{engine}.pass.json"),
     shell:
         "$SUPERVISE --stage audit --log {log:q} --outputs {output:q} {params.environment} --"
-        " {params.python} $SCRIPTS/audit.py --spec {params.spec:q} {params.files}"
+        " {params.python} $SCRIPTS/audit_engine.py --spec {params.spec:q} {params.files}"
         " --output-audit {output.audit:q} --output-pass {output.verdict:q} --log {log:q}"

@@ -35,7 +35,7 @@ def spec(function):
 
 def code(script, further=lambda wildcards: []):
     """A parameter that changes when the script, anything it imports, or a further module does."""
-    return lambda wildcards: code_hash(str(ROOT / "scripts" / f"{script}.py"), *further(wildcards))
+    return lambda wildcards: code_hash(f"scripts.{script}", *further(wildcards))
 
 
 def retry(pattern):

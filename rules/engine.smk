@@ -15,7 +15,7 @@ rule engine:
         environment=lambda w: matrix.environment_argument(engine_of(w)),
         python=lambda w: matrix.python(engine_of(w).rung["stack"]),
         files=lambda w: matrix.engine_arguments(engine_of(w)),
-        code=lambda w: matrix.engine_code("engine.py", engine_of(w)),
+        code=lambda w: matrix.engine_code("engine", engine_of(w)),
         retry=retry("artifacts/{platform}/{model}/{engine}/id.json"),
     shell:
         "$SUPERVISE --stage engine --log {log:q} --outputs {output:q} {params.environment} --"

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -12,7 +13,7 @@ import pytest
 import synthetic
 
 from ladder import tables
-from ladder.aggregate import _saturation, aggregate, planned_files, read_latencies
+from ladder.aggregate import _ranged, _saturation, aggregate, planned_files, read_latencies
 from ladder.errors import StepError
 from ladder.files import read_json, write_json
 
@@ -265,10 +266,39 @@ def test_saturation_is_the_smallest_batch_at_95_percent_if_a_larger_one_was_meas
 def test_warnings_that_differ_in_figures_only_are_one(run):
     plan, rounds, audits, out = run
     warnings = aggregate(plan, rounds, audits, out)["warnings"]
-    load = [w for w in warnings if w["warning"].startswith("load is")]
-    assert [w["scope"] for w in load] == ["4 of 16 rounds"]
-    assert any("yolo11n, onnxruntime-int8: boxes matched" in w["warning"] for w in warnings)
-    assert any("was unsteady" in w["warning"] for w in warnings)
+    (busy,) = [w for w in warnings if w["kind"] == "host"]
+    assert busy["warning"] == "other programs keep 0.3 to 0.6 CPUs busy: latencies will be long and unsteady"
+    assert busy["scope"] == "4 of 16 rounds"
+    (audit,) = [w for w in warnings if w["kind"] == "audit"]
+    assert audit["warning"].startswith("yolo11n, onnxruntime-int8: requested int8, but only")
+    assert all("was unsteady" in w["warning"] for w in warnings if w["kind"] == "unsteady")
+    assert {w["kind"] for w in warnings} == {"host", "audit", "unsteady"}
+
+
+@pytest.mark.parametrize(
+    ("texts", "one"),
+    [
+        (["load 1.5"], "load 1.5"),
+        (["load 10 of 2", "load 9.5 of 2", "load 12 of 2"], "load 9.5 to 12 of 2"),
+        (["governor 'ondemand'"] * 2, "governor 'ondemand'"),
+        (["2 threads on 1.0 CPUs", "2 threads on 1 CPUs"], "2 threads on 1.0 CPUs"),
+    ],
+)
+def test_figures_of_merged_warnings_are_ranges(texts, one):
+    assert _ranged(texts) == one
+
+
+def test_rungs_of_a_ladder_say_what_their_audits_found(run):
+    plan, rounds, audits, out = run
+    for entry in aggregate(plan, rounds, audits, out)["ladders"]:
+        by_name = {rung["name"]: rung for rung in entry["rungs"]}
+        assert list(by_name) == [rung["name"] for rung in SMALL["rungs"]]
+        warned = by_name["onnxruntime-int8"]
+        assert (warned["engine"], warned["verdict"]) == ("onnxruntime-int8", "warn")
+        assert (warned["requested_precision"], warned["flops_at_precision_pct"]) == ("int8", 0.31)
+        assert by_name["openvino-int8"]["verdict"] == "pass" and by_name["openvino-int8"]["reason"] is None
+    for entry in aggregate(plan, rounds, [], out)["ladders"]:
+        assert {rung["verdict"] for rung in entry["rungs"]} == {None}
 
 
 def test_a_busy_workflow_and_changed_files_are_warned_of(run):
@@ -287,8 +317,9 @@ def test_versions_and_host_state_are_told_once_or_with_all_their_values(run):
     record["details"]["openvino-fp32"]["identity"] = {"openvino": "2099.2"}
     change(rounds[0], details=record["details"], host_state=record["host_state"] | {"memory_mb": 15000.0})
     summary = aggregate(plan, rounds, audits, out)
-    assert summary["versions"]["synthetic-cpu"]["torch"] == "2.99.0"
-    assert sorted(summary["versions"]["synthetic-cpu"]["openvino"]) == ["2099.1", "2099.2"]
+    assert summary["versions"]["synthetic-cpu"]["torch"] == "2.99.0+cu199"
+    openvino = summary["versions"]["synthetic-cpu"]["openvino"]
+    assert sorted(openvino) == ["2099.1.0-22982-e213a147257-releases/2099/1", "2099.2"]
     (host,) = summary["hosts"]
     assert host["rounds"] == 16
     assert host["state"]["memory_mb"] == {"min": 15000.0, "max": 16000.0}
@@ -314,12 +345,27 @@ def test_markdown_says_what_a_reader_needs(run):
     text = (out / "ladder.md").read_text()
     for needed in (
         "seeded(0): random weights, timing only", "synthetic-cpu", "Synthetic CPU @ 2.00GHz", "onnxruntime 1.99.0",
-        "2030-01-01", "80 runs in 1 sitting", "| faster |", "| within noise |", "99 % interval", "findable",
+        "2030-01-01", "80 runs in 1 sitting", "| faster |", "| within noise |", "99 % interval", "smallest findable",
+        "onnxruntime-fp32 → onnxruntime-int8 ⚠", "| int8: 0.3 % |", "| int8: 77.0 % |", "; 8 rounds",
+        "⚠ onnxruntime-int8: requested int8, but only 0.3 % of the FLOPs run in it", "⚠ other programs keep",
     ):  # fmt: skip
-        assert needed in text
+        assert needed in text.replace("\u00a0", " ")
+    assert "Git Hash" not in text and "Build Info" not in text  # build strings are for the page on the environment
     rows = [line for line in text.splitlines() if line.startswith("|")]
     assert len({line.count("|") for line in rows}) == 1
     assert len(rows) == 2 * (2 + 4)
+
+
+def test_every_column_and_key_is_described(run):
+    described = (Path(__file__).parents[1] / "docs" / "tables.md").read_text(encoding="utf-8")
+    parts = {part.partition(":")[0].strip(): part for part in described.split("\n## ")[1:]}
+    for name in ("results", "ladder", "audit", "failures"):
+        first_cells = [line.split("|")[1] for line in parts[f"{name}.csv"].splitlines() if line.startswith("| `")]
+        named = [column for cell in first_cells for column in re.findall("`(.+?)`", cell)]
+        assert sorted(named) == sorted(getattr(tables, name.upper()))
+    plan, rounds, audits, out = run
+    keys = re.findall(r"^\| `(\w+)` \|", parts["summary.json"], flags=re.MULTILINE)
+    assert sorted(keys) == sorted(aggregate(plan, rounds, audits, out))
 
 
 def test_the_script_finds_the_planned_files_by_itself(run):

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import synthetic
 import vl_convert
+from docutils.core import publish_parts
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -20,11 +21,11 @@ from ladder.aggregate import aggregate
 from ladder.errors import StepError
 from ladder.files import read_json, write_json
 from ladder.report import figures
-from ladder.report.build import SECTIONS, build
+from ladder.report.build import SECTIONS, _untimed, build
 from ladder.report.console import ladder_text
 from ladder.report.page import Block, Column, Figure, page, table
 from ladder.report.read import read_table
-from ladder.report.text import gain, gain_ms, interactions, number, weights_note
+from ladder.report.text import audit_notes, gain, gain_ms, interactions, number, ran_in, releases, shown, weights_note
 
 REPOSITORY = Path(__file__).parents[1]
 CAPTIONS = REPOSITORY / "docs" / "captions"
@@ -74,12 +75,11 @@ class Captions(HTMLParser):
 
 
 def specs_of(html: str) -> list[dict]:
-    decoder = json.JSONDecoder()
-    return [decoder.raw_decode(html, match.end())[0] for match in re.finditer(r'vegaEmbed\("#chart-[\d-]+", ', html)]
+    return [json.loads(text) for text in re.findall(r'<script type="application/json" id="[^"]+">(.*?)</script>', html)]
 
 
 def without_scripts(html: str) -> str:
-    return re.sub(r"<script>.*?</script>", "", html, flags=re.DOTALL)
+    return re.sub(r"<script[^>]*>.*?</script>", "", html, flags=re.DOTALL)
 
 
 @pytest.mark.parametrize("name", SECTIONS)
@@ -111,7 +111,7 @@ def test_every_figure_is_valid_vega_lite_without_warnings(report, name, count):
 @pytest.mark.parametrize(("name", "element", "count"), [("waterfall", "svg", 6), ("latency", "canvas", 14)])
 def test_figures_appear_in_a_browser_as_wide_as_its_window(report, tmp_path, name, element, count):
     flags = "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking"
-    flags += " --disable-component-update --disable-sync --virtual-time-budget=20000 --window-size=600,900 --dump-dom"
+    flags += " --disable-component-update --disable-sync --virtual-time-budget=30000 --window-size=600,9000 --dump-dom"
     address = (report[1] / "report" / f"{name}.html").as_uri()
     command = ["chromium", *flags.split(), f"--user-data-dir={tmp_path}", address]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
@@ -126,43 +126,50 @@ def steps_of(summary, ladder, batch):
 
 
 def test_a_waterfall_holds_the_ladders_own_figures(report):
-    steps = attribution.paths(steps_of(report[0], "cpu", 1))[1]
-    data = figures.waterfall(steps)["datasets"]
+    entry = next(e for e in report[0]["ladders"] if (e["ladder"], e["batch"]) == ("cpu", 1))
+    steps = attribution.paths(shown(entry))[1]
+    data = figures.waterfall(steps, figures.waterfall_reach_ms(steps))["datasets"]
     assert [bar["text"] for bar in data["totals"]] == [
         f"{number(steps[0]['from_ms'])} ms",
         f"{number(steps[1]['to_ms'])} ms",
     ]
-    (shown,) = data["shown"]
-    assert (shown["start"], shown["end"], shown["cause"]) == (steps[0]["from_ms"], steps[0]["to_ms"], "compilation")
-    assert shown["low"] == pytest.approx(steps[0]["from_ms"] * (1 - steps[0]["ci_high_pct"] / 100))
-    assert shown["low"] < shown["end"] < shown["high"]
+    (bar,) = data["shown"]
+    assert (bar["start"], bar["end"], bar["cause"]) == (steps[0]["from_ms"], steps[0]["to_ms"], "compilation")
+    assert bar["low"] == pytest.approx(steps[0]["from_ms"] * (1 - steps[0]["ci_high_pct"] / 100))
+    assert bar["low"] < bar["end"] < bar["high"]
     (undecided,) = data["undecided"]
-    assert undecided["verdict"] == "within noise" and "within noise" in undecided["text"]
+    assert undecided["verdict"] == "within noise"
+    assert undecided["text"].endswith("\nwithin noise; ran in int8: 77.0 % of FLOPs")
 
 
 def test_a_slower_step_grows_the_bar_and_says_so():
     step = {
         "from": "a", "to": "b", "cause": "precision", "from_ms": 10.0, "to_ms": 12.0, "gain_ms": -2.0,
         "gain_pct": -20.0, "ci_low_pct": -22.0, "ci_high_pct": -18.0, "verdict": "slower",
+        "ran_in": "int8: 0.3 % of FLOPs",
     }  # fmt: skip
-    (bar,) = figures.waterfall([step])["datasets"]["shown"]
-    assert bar["text"] == "+2.0 ms, +20.0 %"
+    assert figures.waterfall_reach_ms([step]) == pytest.approx(1.02 * 12.2)
+    (bar,) = figures.waterfall([step], 12.4)["datasets"]["shown"]
+    assert bar["text"] == "+2.0 ms, +20.0 %\nran in int8: 0.3 % of FLOPs"
     assert (bar["low"], bar["high"]) == pytest.approx((11.8, 12.2))
 
 
 def test_a_step_of_one_round_has_no_interval():
     step = {
         "from": "a", "to": "b", "cause": "launch", "from_ms": 10.0, "to_ms": 8.0, "gain_ms": 2.0, "gain_pct": 20.0,
-        "ci_low_pct": None, "ci_high_pct": None, "verdict": "too few rounds",
+        "ci_low_pct": None, "ci_high_pct": None, "verdict": "too few rounds", "ran_in": "",
     }  # fmt: skip
-    data = figures.waterfall([step])["datasets"]
+    assert figures.waterfall_reach_ms([step]) == pytest.approx(10.2)
+    data = figures.waterfall([step], 10.2)["datasets"]
     assert data["intervals"] == [] and len(data["undecided"]) == 1
+    wild = step | {"ci_low_pct": -900.0, "ci_high_pct": 99.0}
+    assert figures.waterfall_reach_ms([wild]) == pytest.approx(1.02 * 13)  # such an interval goes on beyond the axis
 
 
 def test_both_orders_have_a_waterfall_and_their_interaction_is_told(report):
     html = without_scripts((report[1] / "report" / "waterfall.html").read_text(encoding="utf-8"))
-    assert "launch, then compilation: eager to tensorrt-graph" in html
-    assert "compilation, then launch: eager to tensorrt-graph" in html
+    assert re.search(r"eager to tensorrt-graph</h3>\s*<p>[^<]+ ms: launch −\S+ ms, then compilation −\S+ ms</p>", html)
+    assert re.search(r"eager to tensorrt-graph</h3>\s*<p>[^<]+ ms: compilation −\S+ ms, then launch −\S+ ms</p>", html)
     (line,) = interactions(steps_of(report[0], "orders", 8))
     assert line.startswith("Interaction of launch and compilation: −") and "less after the other" in line
     assert line in html
@@ -189,18 +196,18 @@ def test_a_single_batch_can_be_drawn():
 
 def test_latencies_are_all_shown_where_they_fit():
     runs = [(1, np.array([3_000_000, 1_000_000]), 2.0), (2, np.array([5_000_000]), 5.0)]
-    spec, shown = figures.latency(runs, 100)
+    spec, told = figures.latency(runs, 100)
     assert [(p["i"], p["ms"], p["r"], p["p"]) for p in spec["datasets"]["points"]] == [
-        (0, 3.0, 1, "odd"), (1, 1.0, 1, "odd"), (2, 5.0, 2, "even"),
+        (0, 3.0, 1, 0), (1, 1.0, 1, 0), (2, 5.0, 2, 1),
     ]  # fmt: skip
     assert [(m["i"], m["to"], m["ms"]) for m in spec["datasets"]["medians"]] == [(0, 2, 2.0), (2, 3, 5.0)]
-    assert shown == "3 iterations"
+    assert told == "3 iterations"
 
 
 def test_latencies_that_are_left_out_are_counted():
-    spec, shown = figures.latency([(1, np.arange(1000) * 1_000_000, 1.0)], 100)
+    spec, told = figures.latency([(1, np.arange(1000) * 1_000_000, 1.0)], 100)
     assert len(spec["datasets"]["points"]) == 100
-    assert shown == "100 of 1,000 iterations, the lowest and highest of every 20"
+    assert told == "100 of 1,000 iterations, the lowest and highest of every 20"
 
 
 @given(st.lists(st.integers(0, 10**12), min_size=1, max_size=200), st.integers(2, 50))
@@ -230,7 +237,7 @@ def test_text_is_escaped_everywhere():
 
 def test_failures_and_warnings_are_listed(report):
     html = without_scripts((report[1] / "report" / "failures.html").read_text(encoding="utf-8"))
-    assert "run broke" in html and "logs/x.log" in html and "load is 0.7" in html
+    assert "run broke" in html and "logs/x.log" in html and "other programs keep 0.3 to 0.6 CPUs" in html
 
 
 def test_a_run_that_measured_nothing_still_has_a_report(tmp_path):
@@ -243,7 +250,7 @@ def test_a_run_that_measured_nothing_still_has_a_report(tmp_path):
 
     _, results = make(tmp_path, [CPU], fail_all)
     pages = {p.stem: without_scripts(p.read_text(encoding="utf-8")) for p in (results / "report").iterdir()}
-    assert set(pages) == set(SECTIONS)
+    assert set(pages) == {*SECTIONS, "start"}
     assert "Nothing was measured" in pages["latency"]
     assert "no round holds both sides" in pages["waterfall"]
     assert "No throughput was measured" in pages["throughput"]
@@ -258,6 +265,70 @@ def test_a_single_rung_has_no_step_to_compare(tmp_path):
     assert "no step to compare" in ladder_text(summary, [], "x", 80, False)
 
 
+WARNING = "⚠ onnxruntime-int8: requested int8, but only 0.3 % of the FLOPs run in it"
+
+
+def test_no_table_or_figure_lets_a_reader_believe_that_a_requested_precision_ran(report):
+    summary, results = report
+    for name in ("ladder", "waterfall", "throughput", "latency", "start"):
+        html = (results / "report" / f"{name}.html").read_text(encoding="utf-8")
+        assert WARNING in without_scripts(html), name
+        assert not re.search(r"onnxruntime-int8(?! ⚠|:)", html), name
+    for text in (ladder_text(summary, [], "x", 200, False), (results / "ladder.md").read_text(encoding="utf-8")):
+        assert WARNING in text.replace("\u00a0", " ")
+        assert not re.search(r"onnxruntime-int8(?! ⚠|:)", text)
+
+
+def test_an_engine_that_was_kept_out_is_explained_below_the_table():
+    rung = {"name": "a", "verdict": "exclude", "reason": "an output is not finite"}
+    assert audit_notes({"rungs": [rung, rung | {"verdict": None}]}) == ["⚠ a: not measured, an output is not finite"]
+
+
+def test_precision_that_ran_is_told_by_flops_else_by_nodes_else_not_at_all():
+    rung = {"requested_precision": "int8", "flops_at_precision_pct": 0.313, "nodes_at_precision_pct": 2.1}
+    assert ran_in(rung) == "int8: 0.3 % of FLOPs"
+    assert ran_in(rung | {"flops_at_precision_pct": None}) == "int8: 2.1 % of nodes"
+    assert ran_in(dict.fromkeys(rung)) == ""
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        ("2026.4.1-22982-e213a147257-releases/2026/4", "2026.4.1"), ("2.14.1+cu130", "2.14.1+cu130"),
+        ("v3.12.0 (Git Hash 80afa71049cd)", "v3.12.0"), (["1.2.3", "1.2.4"], "1.2.3 and 1.2.4"),
+        ("5c4886908584029761b5", ""), ("mkl", ""), ("ORT Build Info: git-branch=HEAD", ""), (None, ""),
+    ],
+)  # fmt: skip
+def test_only_releases_stand_beside_a_table(value, text):
+    assert releases(value) == text
+
+
+def test_the_chart_of_time_says_what_it_leaves_out(report):
+    html = (report[1] / "report" / "audit.html").read_text(encoding="utf-8")
+    assert "Left out, since their runtimes do not time them: pytorch-fp32." in html
+    nodes = [{"engine": "a", "nodes": 3, "time_ms": 1.0}, {"engine": "a", "nodes": 2, "time_ms": None}]
+    assert _untimed(nodes) == "Left out, since their runtimes do not time them: a (2 of 5 nodes)."
+    assert _untimed(nodes[:1]) == ""
+
+
+def test_a_page_of_many_parts_is_folded_and_draws_a_figure_only_when_it_is_near():
+    figure = Figure("f", {"title": "t"})
+    many, few = ([Block(f"part {i}", figures=[figure]) for i in range(count)] for count in (9, 8))
+    assert page("", "", [], many).count("<details") == 9 and page("", "", [], many).count("<details open>") == 1
+    assert "<details" not in page("", "", [], few)
+    assert page("", "", [], few).count("IntersectionObserver(") == 1
+
+
+def test_what_the_report_opens_with_links_to_every_page(report, monkeypatch):
+    html = (report[1] / "report" / "start.html").read_text(encoding="utf-8")
+    assert "<script" not in html
+    for name, (title, _) in SECTIONS.items():
+        assert f"results/report/{name}.html" in html and f">{title}</a>" in html
+    monkeypatch.chdir(report[1].parent)  # Snakemake renders the description so, from where it was called
+    description = (CAPTIONS / "start.rst").read_text(encoding="utf-8")
+    assert html in publish_parts(description, writer="html")["html_body"]
+
+
 def test_missing_files_and_old_columns_are_named(report, tmp_path):
     with pytest.raises(StepError, match="summary.json is missing"):
         build(tmp_path, CAPTIONS, tmp_path)
@@ -268,7 +339,7 @@ def test_missing_files_and_old_columns_are_named(report, tmp_path):
         read_table(tmp_path / "failures.csv", tables.FAILURES)
 
 
-@pytest.mark.parametrize("width", [40, 72, 80, 100, 160])
+@pytest.mark.parametrize("width", [40, 72, 80, 120, 200])
 def test_the_terminal_table_fits_and_is_plain_without_colour(report, width):
     summary, results = report
     failures = read_table(results / "failures.csv", tables.FAILURES)
@@ -279,6 +350,19 @@ def test_the_terminal_table_fits_and_is_plain_without_colour(report, width):
     for needed in ("faster", "within noise", "seeded(0): random weights, timing only", "+", "run broke"):
         assert needed in flat
     assert "Report: results/report.html" in flat
+
+
+def test_a_terminal_row_is_never_broken_where_a_line_of_it_fits(report):
+    def lines(width):
+        return ladder_text(report[0], [], "x", width, colour=False).splitlines()
+
+    assert any(
+        re.search("^onnxruntime-fp32 → onnxruntime-int8 ⚠ .* int8: 0.3 % of FLOPs  ", line) for line in lines(200)
+    )
+    assert any(line.startswith("onnxruntime-fp32 → onnxruntime-int8 ⚠  precision ") for line in lines(120))
+    narrow = lines(80)
+    at = narrow.index("onnxruntime-fp32 → onnxruntime-int8 ⚠ (precision; int8: 0.3 % of FLOPs)")
+    assert re.search(r"^ +\S+ → \S+ ms   \+\S+ % \(\+\S+ to \+\S+\)   faster$", narrow[at + 1])
 
 
 def test_the_terminal_table_is_coloured_where_asked(report, monkeypatch):
@@ -325,7 +409,7 @@ def test_scripts_write_the_pages_and_show_the_ladder(report, tmp_path):
         "new",
     ]
     subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
-    assert {path.stem for path in (tmp_path / "new").iterdir()} == set(SECTIONS)
+    assert {path.stem for path in (tmp_path / "new").iterdir()} == {*SECTIONS, "start"}
     shown = subprocess.run(
         [sys.executable, scripts / "show.py"], cwd=tmp_path, check=True, capture_output=True, text=True
     )

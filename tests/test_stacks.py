@@ -688,3 +688,13 @@ def test_int8_stays_close_to_fp32(onnx_stack: Stack, source: Source, int8_file: 
     found, wanted = result(session, images(2))["features"], expected(images(2))["features"]
     assert np.corrcoef(found.ravel(), wanted.ravel())[0, 1] > 0.99
     assert not np.allclose(found, wanted, atol=1e-4)
+
+
+def test_onnxruntime_nodes_name_the_onnx_nodes_they_came_from(source: Source, tmp_path: Path) -> None:
+    import onnx
+
+    graph = onnx.load(source.onnx).graph
+    known = {node.name for node in graph.node} | {name for node in graph.node for name in node.output}
+    convolutions = [node for node in nodes_of(onnxruntime.create(), source, tmp_path) if "Conv" in node.type]
+    assert len(convolutions) == 2
+    assert all(set(node.origin or (node.name,)) <= known for node in convolutions)

@@ -16,22 +16,28 @@ from ladder.aggregate import read_latencies
 from ladder.errors import StepError
 from ladder.files import read_json, write_text
 from ladder.report import figures
-from ladder.report.page import Block, Column, Figure, page, table
+from ladder.report.page import Block, Column, Figure, page, start, table
 from ladder.report.read import read_table
 from ladder.report.text import (
     NO_STEPS,
+    NOISE_FLOOR,
     Row,
+    audit_notes,
+    change_ms,
     context,
-    findable,
     from_to,
     gain,
     gain_ms,
     how_to_read,
-    interactions,
     interval_title,
+    marked,
+    notes,
     number,
+    percent,
+    place,
     processor,
-    tables_of,
+    rounds,
+    shown,
     weights_note,
     weights_notes,
 )
@@ -41,10 +47,11 @@ WARNINGS = 200  # rows shown; all stand in summary.json
 
 
 def build(results: Path, captions: Path, destination: Path) -> list[Path]:
-    """Write <section>.html for every section from the tables in ``results``; return the files.
+    """Write <section>.html for every section from the tables in ``results``, and start.html; return the files.
 
     ``captions`` holds <section>.rst, which says how to read it. Raw latencies are read where results.csv says,
-    relative to the working directory. Raises StepError where a table or caption is missing.
+    relative to the working directory. start.html is what Snakemake's report shows first: the ladder, and links to
+    the pages in it. Raises StepError where a table or caption is missing.
     """
     summary = _read(results / "summary.json")
     written = []
@@ -53,7 +60,21 @@ def build(results: Path, captions: Path, destination: Path) -> list[Path]:
         path = destination / f"{name}.html"
         write_text(path, page(title, caption, context(summary), blocks(summary, results)))
         written.append(path)
-    return written
+    links = {title: _link(path) for path, (title, _) in zip(written, SECTIONS.values(), strict=True)}
+    first = destination / "start.html"
+    write_text(first, start("What each step gained", context(summary), links, _ladder_tables(summary, brief=True)))
+    return [*written, first]
+
+
+def _link(path: Path) -> str:
+    """Opens a page inside Snakemake's report, with the list of pages beside it. Source: its components/app.js."""
+    script = f"""(page => {{
+        const category = Object.keys(categories).find(c => Object.values(categories[c]).flat().includes(page));
+        const subcategory = Object.keys(categories[category])[0];
+        const shown = {{content: 'html', contentPath: results[page].data_uri, resultPath: page}};
+        app.setView({{navbarMode: 'subcategory', category, subcategory, ...shown}});
+    }})({json.dumps(str(path))})"""
+    return "javascript:" + " ".join(script.split())
 
 
 def _read(path: Path) -> Any:
@@ -73,59 +94,73 @@ def _html(path: Path) -> str:
 
 
 def _ladder(summary: Row, results: Path) -> list[Block]:
+    return [*_ladder_tables(summary), Block("How to read it", text=[*how_to_read(summary), NOISE_FLOOR])]
+
+
+def _ladder_tables(summary: Row, brief: bool = False) -> list[Block]:
+    """A table a ladder and batch; a brief one leaves out what is only needed to doubt it."""
     columns = (
         Column("step", "step"),
         Column("cause", "cause"),
         Column("ms", "from → to, ms", True),
-        Column("gain_ms", "gain, ms", True),
+        *(() if brief else (Column("gain_ms", "gain (noise floor), ms", True),)),
         Column("gain", interval_title(summary), True),
-        Column("floor", "noise floor, ms", True),
-        Column("findable", "findable", True),
-        Column("rounds", "rounds", True),
+        *(() if brief else (Column("findable", "smallest findable", True),)),
+        Column("ran_in", "ran in"),
         Column("verdict", "verdict"),
     )
     blocks = []
-    for (platform, model, batch), entries in tables_of(summary):
-        steps = [step for entry in entries for step in entry["steps"]]
+    for entry in summary["ladders"]:
+        steps = shown(entry)
         rows = [
             {
                 "step": f"{step['from']} → {step['to']}",
                 "cause": step["cause"],
                 "ms": from_to(step),
-                "gain_ms": gain_ms(step),
+                "gain_ms": " ".join(filter(None, (gain_ms(step), floor and f"({floor})"))),
                 "gain": gain(step),
-                "floor": number(step["noise_floor_ms"], 2),
-                "findable": findable(step),
-                "rounds": str(step["rounds"]),
+                "findable": percent(step["mde_pct"]),
+                "ran_in": step["ran_in"],
                 "verdict": step["verdict"],
             }
             for step in steps
+            for floor in (number(step["noise_floor_ms"], 2),)
         ]
-        caption = f"Weights {weights_note(summary['weights'][model])}"
-        heading = f"{model}, batch {batch}, {platform}"
-        shown = [table(columns, rows, caption)] if rows else [NO_STEPS]
-        blocks.append(Block(heading, tables=shown, notes=interactions(steps)))
-    return [Block(text=[how_to_read(summary)]), *blocks]
+        caption = f"Weights {weights_note(entry['weights'])}; {rounds(steps)}"
+        told = [table(columns, rows, caption)] if rows else [NO_STEPS]
+        blocks.append(Block(place(entry), tables=told, notes=notes(entry)))
+    return blocks
 
 
 def _waterfall(summary: Row, results: Path) -> list[Block]:
     blocks = []
-    for (platform, model, batch), entries in tables_of(summary):
-        drawn: dict[tuple[str, ...], Figure] = {}
-        notes = [note for entry in entries for note in interactions(entry["steps"])]
-        for path in (path for entry in entries for path in attribution.paths(entry["steps"])):
+    for entry in summary["ladders"]:
+        drawn: dict[tuple[str, ...], list[Row]] = {}
+        said = notes(entry)
+        for path in attribution.paths(shown(entry)):
             for measured, part in groupby(path, key=lambda step: step["from_ms"] is not None):
                 steps = list(part)
                 names = (steps[0]["from"], *(step["to"] for step in steps))
                 if measured:
-                    title = f"{attribution.order(steps)}: {names[0]} to {names[-1]}"
-                    drawn[names] = Figure(title, figures.waterfall(steps))
+                    drawn[names] = steps
                 else:
-                    notes.append(f"{' → '.join(names)}: no round holds both sides of a step; see failures.")
-        text = [f"Weights {weights_note(summary['weights'][model])}"]
-        heading = f"{model}, batch {batch}, {platform}"
-        blocks.append(Block(heading, text=text, figures=list(drawn.values()), notes=list(dict.fromkeys(notes))))
+                    said.append(f"{' → '.join(names)}: no round holds both sides of a step; see failures.")
+        all_steps = [step for steps in drawn.values() for step in steps]
+        reach_ms = figures.waterfall_reach_ms(all_steps) if all_steps else 0.0
+        panels = [
+            Figure(f"{names[0]} to {names[-1]}", figures.waterfall(steps, reach_ms), _sum(steps))
+            for names, steps in drawn.items()
+        ]
+        text = [f"Weights {weights_note(entry['weights'])}"]
+        blocks.append(Block(place(entry), text=text, figures=panels, notes=list(dict.fromkeys(said))))
     return blocks
+
+
+def _sum(steps: Sequence[Row]) -> str:
+    """A path in words, e.g. ``82.6 → 34.6 ms: compilation −33.1 ms, then precision −14.9 ms (within noise)``."""
+    doubts = ["" if step["verdict"] in figures.SHOWN else f" ({step['verdict']})" for step in steps]
+    parts = [f"{step['cause']} {change_ms(step)}{doubt}" for step, doubt in zip(steps, doubts, strict=True)]
+    return f"{number(steps[0]['from_ms'])} → {number(steps[-1]['to_ms'])} ms: {', then '.join(parts)}"
 
 
 def _throughput(summary: Row, results: Path) -> list[Block]:
@@ -136,13 +171,22 @@ def _throughput(summary: Row, results: Path) -> list[Block]:
         Column("range", "lowest to highest", True),
         Column("rounds", "rounds", True),
     )
+    points = (Column("rung", "rung"), Column("point", "saturation point"), Column("highest", "highest, images/s", True))
     blocks = []
-    for (platform, model, ladder), entry in _ladders(summary).items():
+    for (platform, model, ladder), entries in _ladders(summary).items():
+        names = {rung["name"]: marked(rung) for entry in entries for rung in entry["rungs"]}
         rows, marks = (
-            [row for row in summary[key] if (row["platform"], row["model"], row["ladder"]) == (platform, model, ladder)]
+            sorted(
+                (
+                    row | {"rung": names[row["rung"]]}
+                    for row in summary[key]
+                    if _place(row) == (platform, model, ladder)
+                ),
+                key=lambda row: list(names.values()).index(row["rung"]),
+            )
             for key in ("throughput", "saturation")
         )
-        heading = f"{model}, {ladder}, {platform}"
+        heading = f"{model} (ladder {ladder}, platform {platform})"
         if not rows:
             blocks.append(Block(heading, text=["No throughput was measured."]))
             continue
@@ -154,24 +198,17 @@ def _throughput(summary: Row, results: Path) -> list[Block]:
                 "range": f"{number(row['min_ips'])} to {number(row['max_ips'])}",
                 "rounds": str(row["rounds"]),
             }
-            for row in sorted(rows, key=lambda row: (entry["rungs"].index(row["rung"]), row["batch"]))
+            for row in rows
         ]
-        caption = f"Weights {weights_note(summary['weights'][model])}"
-        chart = Figure("Throughput against batch", figures.throughput(rows, marks, entry["rungs"]))
-        marks = sorted(marks, key=lambda mark: entry["rungs"].index(mark["rung"]))
-        saturation = table(
-            (Column("rung", "rung"), Column("point", "saturation point"), Column("highest", "highest, images/s", True)),
-            [
-                {
-                    "rung": mark["rung"],
-                    "point": _saturation_point(mark),
-                    "highest": number(mark["highest_ips"]),
-                }
-                for mark in marks
-            ],
-            caption,
-        )
-        blocks.append(Block(heading, figures=[chart], tables=[saturation, table(columns, cells, caption)]))
+        ends = [
+            {"rung": mark["rung"], "point": _saturation_point(mark), "highest": number(mark["highest_ips"])}
+            for mark in marks
+        ]
+        weights = f"Weights {weights_note(entries[0]['weights'])}"
+        chart = Figure("Throughput against batch", figures.throughput(rows, marks, list(names.values())))
+        told = [table(points, ends, f"Saturation. {weights}"), table(columns, cells, f"Throughput. {weights}")]
+        said = list(dict.fromkeys(note for entry in entries for note in audit_notes(entry)))
+        blocks.append(Block(heading, figures=[chart], tables=told, notes=said))
     return blocks
 
 
@@ -179,11 +216,11 @@ def _saturation_point(mark: Row) -> str:
     return f"batch {mark['batch']}" if mark["batch"] else f"not reached up to batch {mark['largest_batch']}"
 
 
-def _ladders(summary: Row) -> dict[tuple[str, str, str], Row]:
-    """One entry of each ladder and model, in the plan's order."""
-    found: dict[tuple[str, str, str], Row] = {}
+def _ladders(summary: Row) -> dict[tuple[str, str, str], list[Row]]:
+    """The entries of each ladder and model, one a batch, in the plan's order."""
+    found: dict[tuple[str, str, str], list[Row]] = {}
     for entry in summary["ladders"]:
-        found.setdefault((entry["platform"], entry["model"], entry["ladder"]), entry)
+        found.setdefault(_place(entry), []).append(entry)
     return found
 
 
@@ -197,24 +234,23 @@ def _latency(summary: Row, results: Path) -> list[Block]:
     for entry in summary["ladders"]:
         rows = by_place[entry["platform"], entry["model"], entry["ladder"], str(entry["batch"])]
         text = [f"Weights {weights_note(entry['weights'])}", *([] if rows else ["Nothing was measured."])]
-        heading = f"{entry['model']}, {entry['ladder']}, batch {entry['batch']}, {entry['platform']}"
-        blocks.append(Block(heading, text=text, figures=_panels(entry["rungs"], rows, limit)))
+        blocks.append(Block(place(entry), text=text, figures=_panels(entry, rows, limit), notes=audit_notes(entry)))
     return blocks
 
 
-def _panels(rungs: Sequence[str], rows: Sequence[dict[str, str]], limit: int) -> list[Figure]:
+def _panels(entry: Row, rows: Sequence[dict[str, str]], limit: int) -> list[Figure]:
     """One figure for each rung of a ladder and batch that has rows of results.csv."""
     raw = {path: read_latencies(Path(path)) for path in {row["raw"] for row in rows}}
     panels = []
-    for rung in rungs:
+    for rung in entry["rungs"]:
         runs = [
-            (int(row["round"]), raw[row["raw"]][rung], float(row["median_ms"]))
+            (int(row["round"]), raw[row["raw"]][rung["name"]], float(row["median_ms"]))
             for row in sorted(rows, key=lambda row: int(row["round"]))
-            if row["rung"] == rung
+            if row["rung"] == rung["name"]
         ]
         if runs:
-            spec, shown = figures.latency(runs, limit)
-            panels.append(Figure(f"{rung}: {shown}", spec))
+            spec, told = figures.latency(runs, limit)
+            panels.append(Figure(f"{marked(rung)}: {told}", spec))
     return panels
 
 
@@ -229,16 +265,31 @@ def _audit(summary: Row, results: Path) -> list[Block]:
         if nodes:
             charts.append(Figure("Executed nodes", figures.nodes(nodes, "engine", "nodes", "nodes")))
         if timed:
-            charts.append(Figure("Measured time", figures.nodes(timed, "engine", "time_ms", "time, ms a run")))
+            chart = figures.nodes(timed, "engine", "time_ms", "share of the time of a profiled run", share=True)
+            charts.append(Figure("Measured time", chart, _untimed(nodes)))
         labels = sorted({engine["weights"] for engine in engines})
         caption = "Weights " + ", ".join(weights_note(label or None) for label in labels)
-        blocks.append(Block(f"{model}, {platform}", figures=charts, tables=_audit_tables(engines, caption)))
+        blocks.append(Block(f"{model} (platform {platform})", figures=charts, tables=_audit_tables(engines, caption)))
         types = [
             Figure(name, figures.nodes(_largest_types(list(held)), "type", "nodes", "nodes"))
             for name, held in groupby(nodes, key=lambda node: node["engine"])
         ]
-        blocks.append(Block(f"{model}, {platform}: nodes by type", figures=types))
+        blocks.append(Block(f"{model} (platform {platform}): nodes by type", figures=types))
     return blocks or [Block(text=["No engine was audited."])]
+
+
+def _untimed(nodes: Sequence[Row]) -> str:
+    """What the chart of time lacks; empty where it lacks nothing."""
+    counts: dict[str, list[int]] = defaultdict(lambda: [0, 0])
+    for node in nodes:
+        counts[node["engine"]][0] += node["nodes"]
+        counts[node["engine"]][1] += node["nodes"] if node["time_ms"] is None else 0
+    lacking = [
+        engine if left == every else f"{engine} ({left} of {every} nodes)"
+        for engine, (every, left) in counts.items()
+        if left
+    ]
+    return f"Left out, since their runtimes do not time them: {', '.join(lacking)}." if lacking else ""
 
 
 def _largest_types(nodes: Sequence[Row]) -> list[Row]:
@@ -254,20 +305,25 @@ def _largest_types(nodes: Sequence[Row]) -> list[Row]:
 def _audit_tables(engines: Sequence[dict[str, str]], caption: str) -> list[Any]:
     precision = (
         Column("engine", "engine"),
-        Column("requested_precision", "asked for"),
-        Column("nodes", "nodes", True),
-        Column("nodes_at_precision", "nodes in it", True),
-        Column("share", "of computing nodes", True),
-        Column("flops", "FLOPs in it", True),
-        Column("time", "time in it", True),
-        Column("nodes_unknown", "nodes unknown", True),
-        Column("onnx", "ONNX nodes in it", True),
-        Column("precisions", "executed precisions"),
+        Column("requested_precision", "requested"),
+        Column("flops", "share of FLOPs", True),
+        Column("time", "share of time", True),
+        Column("at", "computing nodes", True),
+        Column("precisions", "all executed nodes"),
+        Column("verdict", "verdict"),
+        Column("reason", "reason"),
     )
-    verdict = (Column("engine", "engine"), Column("verdict", "verdict"), Column("reason", "reason"))
+    file = (
+        Column("engine", "engine"),
+        Column("onnx", "nodes in it", True),
+        Column("kept_by_range", "not: out of range", True),
+        Column("kept_by_op", "not: operator lacks it", True),
+        Column("kept_by_exclusion", "not: excluded", True),
+        Column("kept_by_other", "not: reason unknown", True),
+    )
     parity = (
         Column("engine", "engine"),
-        Column("parity_finite", "finite"),
+        Column("finite", "finite"),
         Column("parity_max_abs", "largest error", True),
         Column("parity_relative", "relative error", True),
         Column("parity_cosine", "cosine", True),
@@ -279,22 +335,38 @@ def _audit_tables(engines: Sequence[dict[str, str]], caption: str) -> list[Any]:
         engine
         | {
             "precisions": _counts(engine["precisions"]),
-            "share": _pct(engine["nodes_at_precision_pct"]),
-            "onnx": _share(engine, "onnx_nodes_at_precision", "onnx_nodes", "onnx_nodes_at_precision_pct"),
-            "flops": _pct(engine["flops_at_precision_pct"]),
-            "time": _pct(engine["time_at_precision_pct"]),
-            "matched": _pct(engine["parity_matched_pct"]),
+            "at": _share(engine["nodes_at_precision"], engine["nodes_at_precision_pct"]),
+            "onnx": _share(
+                engine["onnx_nodes_at_precision"], engine["onnx_nodes_at_precision_pct"], engine["onnx_nodes"]
+            ),
+            "flops": percent(_float(engine["flops_at_precision_pct"])),
+            "time": percent(_float(engine["time_at_precision_pct"])),
+            "matched": percent(_float(engine["parity_matched_pct"])),
+            "finite": {"true": "yes", "false": "no"}.get(engine["parity_finite"], ""),
+            "parity_cosine": _short(engine["parity_cosine"], 6),
         }
-        | {key: _short(engine[key]) for key in tables.AUDIT if key.startswith("parity_") and key != "parity_finite"}
+        | {
+            key: _short(engine[key], 2)
+            for key in ("parity_max_abs", *(f"parity_{of}relative" for of in ("", "boxes_", "scores_")))
+        }
         for engine in engines
     ]
-    titled = {"Verdict": verdict, "Precision": precision, "Parity": parity}
-    return [table(columns, rows, f"{title}. {caption}") for title, columns in titled.items()]
+    converted = [row for row in rows if row["onnx"]]
+    titled = {
+        "What runs in the requested precision": (precision, rows),
+        "What the ONNX files have in the requested precision": (file, converted),
+        "Parity with the reference": (parity, rows),
+    }
+    return [
+        table([column for column in columns if any(row[column.key] for row in held)], held, f"{title}. {caption}")
+        for title, (columns, held) in titled.items()
+        if held
+    ]
 
 
-def _share(engine: dict[str, str], part: str, whole: str, pct: str) -> str:
+def _share(part: str, pct: str, whole: str = "") -> str:
     """E.g. ``395 of 419 (94.27 %)``; empty where the count is not known."""
-    return f"{engine[part]} of {engine[whole]} ({float(engine[pct]):.2f} %)" if engine[part] and engine[pct] else ""
+    return f"{part}{whole and f' of {whole}'} ({float(pct):.2f} %)" if part and pct else ""
 
 
 def _counts(text: str) -> str:
@@ -302,39 +374,52 @@ def _counts(text: str) -> str:
     return ", ".join(f"{name} {count}" for name, count in json.loads(text).items()) if text else ""
 
 
-def _pct(text: str) -> str:
-    return f"{float(text):.1f} %" if text else ""
+def _float(text: str) -> float | None:
+    return float(text) if text else None
 
 
-def _short(text: str) -> str:
-    return f"{float(text):.6g}" if text else ""
+def _short(text: str, digits: int) -> str:
+    return f"{float(text):.{digits}g}" if text else ""
 
 
 def _environment(summary: Row, results: Path) -> list[Block]:
     columns = (Column("name", "name"), Column("value", "value"))
     blocks = []
     for platform, versions in summary["versions"].items():
-        rows = [{"name": name, "value": _value(value)} for name, value in versions.items()]
+        rows = [{"name": name, "value": _value(value)} for name, value in sorted(versions.items())]
         caption = weights_notes(summary, platform)
-        blocks.append(Block(f"Versions on {platform}", tables=[table(columns, rows, caption)]))
+        blocks.append(Block(f"Versions on platform {platform}", tables=[table(columns, rows, caption)]))
     for host in summary["hosts"]:
         rows = [{"name": "device", "value": host["device_uuid"] or ""}]
         rows += [{"name": name, "value": _value(value)} for name, value in host["state"].items()]
         caption = f"{processor(host)}, over {host['rounds']} rounds. {weights_notes(summary, host['platform'])}"
-        blocks.append(Block(f"Host {host['host']} ({host['platform']})", tables=[table(columns, rows, caption)]))
-    for (platform, model, ladder), group in groupby(
-        summary["rungs"], key=lambda row: (row["platform"], row["model"], row["ladder"])
-    ):
-        rungs = list(group)
-        facts = list(dict.fromkeys(key for rung in rungs for part in ("identity", "facts") for key in rung[part]))
-        rows = [
-            {rung["rung"]: _value((rung["identity"] | rung["facts"]).get(name)) for rung in rungs} | {"name": name}
-            for name in facts
-        ]
-        named = (Column("name", "read back from the runtime"), *(Column(rung["rung"], rung["rung"]) for rung in rungs))
-        caption = f"Weights {weights_note(summary['weights'][model])}"
-        blocks.append(Block(f"Rungs of {model}, {ladder}, {platform}", tables=[table(named, rows, caption)]))
+        blocks.append(
+            Block(f"Host {host['host']} (platform {host['platform']})", tables=[table(columns, rows, caption)])
+        )
+    for (platform, model, ladder), entries in _ladders(summary).items():
+        told = {rung["rung"]: rung for rung in summary["rungs"] if _place(rung) == (platform, model, ladder)}
+        several = {name for name, value in summary["versions"][platform].items() if isinstance(value, list)}
+        alike: dict[tuple[str, ...], list[Row]] = defaultdict(list)  # rungs of one runtime say the same things
+        for rung in (told[rung["name"]] for rung in entries[0]["rungs"] if rung["name"] in told):
+            said = {name: value for name, value in rung["identity"].items() if name in several} | rung["facts"]
+            alike[tuple(said)].append({"rung": rung["rung"], "said": said})
+        caption = f"Weights {weights_note(entries[0]['weights'])}"
+        shown_tables = []
+        for names, rungs in alike.items():
+            named = [Column(f"value {index}", rung["rung"]) for index, rung in enumerate(rungs)]
+            values = [
+                {f"value {index}": _value(rung["said"][name]) for index, rung in enumerate(rungs)} | {"name": name}
+                for name in names
+            ]
+            shown_tables.append(table((Column("name", "read back"), *named), values, caption))
+        if shown_tables:
+            heading = f"What the runtimes of {model} say of themselves (ladder {ladder}, platform {platform})"
+            blocks.append(Block(heading, tables=shown_tables))
     return blocks or [Block(text=["Nothing was measured."])]
+
+
+def _place(row: Row) -> tuple[str, str, str]:
+    return row["platform"], row["model"], row["ladder"]
 
 
 def _value(value: Any) -> str:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from rich.console import Console
+from rich.console import Console, JustifyMethod
 from rich.table import Table
 from rich.text import Text
 
@@ -13,18 +13,33 @@ from ladder.report.text import (
     NO_STEPS,
     Row,
     context,
-    findable,
     from_to,
     gain,
-    interactions,
     interval_title,
+    notes,
     number,
-    tables_of,
+    percent,
+    place,
+    rounds,
+    shown,
     weights_note,
 )
 
-NARROW = 80  # columns; below this a step takes two lines instead of a table's row
 STYLES = {"faster": "bold green", "slower": "bold red", "within noise": "dim", "too few rounds": "yellow"}
+
+# title of a column, how it is aligned, and its cell for a step
+COLUMNS: dict[str, tuple[JustifyMethod, Callable[[Row], str]]] = {
+    "step": ("left", lambda step: f"{step['from']} → {step['to']}"),
+    "cause": ("left", lambda step: step["cause"]),
+    "from → to, ms": ("right", from_to),
+    "gain": ("right", gain),
+    "noise floor, ms": ("right", lambda step: number(step["noise_floor_ms"], 2)),
+    "smallest findable": ("right", lambda step: percent(step["mde_pct"])),
+    "ran in": ("left", lambda step: step["ran_in"]),
+    "verdict": ("left", lambda step: step["verdict"]),
+}
+DROPPED = ("noise floor, ms", "smallest findable", "ran in")  # one after the other, where there is no room for all
+INDENT = "    "
 
 
 def ladder_text(summary: Row, failures: Sequence[Row], report: str, width: int, colour: bool) -> str:
@@ -36,17 +51,15 @@ def ladder_text(summary: Row, failures: Sequence[Row], report: str, width: int, 
     console = Console(
         file=output, width=width, force_terminal=colour, no_color=None if colour else True, highlight=False, emoji=False
     )
-    for (platform, model, batch), entries in tables_of(summary):
-        steps = [step for entry in entries for step in entry["steps"]]
-        weights = f"  weights {weights_note(summary['weights'][model])}"
-        console.print(Text.assemble((f"{model}, batch {batch}, {platform}", "bold"), weights))
-        if not steps:
-            console.print(Text(NO_STEPS))
-        elif width < NARROW:
-            _lines(console, steps)
+    for entry in summary["ladders"]:
+        console.print(Text(place(entry), "bold"))
+        told = [f"weights {weights_note(entry['weights'])}", *([rounds(entry["steps"])] if entry["steps"] else [])]
+        console.print(Text("; ".join(told)))
+        if entry["steps"]:
+            _steps(console, shown(entry), interval_title(summary))
         else:
-            console.print(_table(steps, width, interval_title(summary)))
-        for line in interactions(steps):
+            console.print(Text(NO_STEPS))
+        for line in notes(entry):
             console.print(Text(line))
         console.print()
     for line in context(summary):
@@ -61,33 +74,29 @@ def ladder_text(summary: Row, failures: Sequence[Row], report: str, width: int, 
     return "\n".join(line.rstrip() for line in output.getvalue().splitlines()) + "\n"
 
 
-def _table(steps: Sequence[Row], width: int, gain_title: str) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
-    table.add_column("step", overflow="fold")
-    if width >= 88:
-        table.add_column("cause", no_wrap=True)
-    table.add_column("ms", justify="right", no_wrap=True)
-    table.add_column(gain_title, justify="right", no_wrap=width >= 100)
-    if width >= 120:
-        table.add_column("noise floor, ms", justify="right", no_wrap=True)
-        table.add_column("findable", justify="right", no_wrap=True)
-        table.add_column("rounds", justify="right", no_wrap=True)
-    table.add_column("verdict", no_wrap=True)
-    for step in steps:
-        cells: list[str | Text] = [f"{step['from']} → {step['to']}"]
-        cells += [step["cause"]] * (width >= 88)
-        cells += [from_to(step), gain(step)]
-        if width >= 120:
-            cells += [number(step["noise_floor_ms"], 2), findable(step), str(step["rounds"])]
-        table.add_row(*cells, Text(step["verdict"], STYLES[step["verdict"]]))
-    return table
+def _steps(console: Console, steps: Sequence[Row], gain_title: str) -> None:
+    """A row a step with as many columns as there is room for, or two lines a step: a row is never broken."""
+    for count in range(len(DROPPED) + 1):
+        columns = [name for name in COLUMNS if name not in DROPPED[:count]]
+        table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
+        for name in columns:
+            title = gain_title if name == "gain" else name
+            table.add_column(title, justify=COLUMNS[name][0], no_wrap=True)
+        for step in steps:
+            table.add_row(*(_cell(name, step) for name in columns))
+        if console.measure(table, options=console.options.update(width=1000)).maximum <= console.width:
+            return console.print(table)
+    figures = [[f"{text} ms" if (text := from_to(step)) else "", gain(step)] for step in steps]
+    widths = [max(map(len, column)) for column in zip(*figures, strict=True)]
+    for step, texts in zip(steps, figures, strict=True):
+        what = "; ".join(filter(None, (step["cause"], step["ran_in"])))
+        console.print(Text(f"{step['from']} → {step['to']} ({what})"))
+        aligned = "   ".join(text.rjust(width) for text, width in zip(texts, widths, strict=True))
+        console.print(Text(f"{INDENT}{aligned}   ").append(step["verdict"], STYLES[step["verdict"]]))
 
 
-def _lines(console: Console, steps: Sequence[Row]) -> None:
-    for step in steps:
-        console.print(Text(f"{step['from']} → {step['to']} ({step['cause']})"))
-        figures = [text for text in (from_to(step) and f"{from_to(step)} ms", gain(step)) if text]
-        console.print(Text("  " + "  ".join(figures) + "  ").append(step["verdict"], STYLES[step["verdict"]]))
+def _cell(name: str, step: Row) -> Text:
+    return Text(COLUMNS[name][1](step), STYLES[step["verdict"]] if name == "verdict" else "")
 
 
 def _what_failed(row: Row) -> str:

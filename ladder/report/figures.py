@@ -6,14 +6,16 @@ what a figure says by colour it says by shape, label or dashes too.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import altair as alt
 import numpy as np
 
+from ladder import attribution
 from ladder.report.page import Spec
-from ladder.report.text import gain_ms, number
+from ladder.report.text import change_ms, number, percent
 
 Row = Mapping[str, Any]
 
@@ -21,6 +23,7 @@ BLACK, ORANGE, SKY, GREEN, YELLOW, BLUE, VERMILION, PURPLE = (
     "#000000", "#E69F00", "#56B4E9", "#009E73", "#F0E442", "#0072B2", "#D55E00", "#CC79A7",
 )  # fmt: skip
 GREY = "#999999"
+OTHER_PRECISIONS = (GREY, "#cccccc", "#666666")  # types of shapes and indices: int64, bool, …
 
 CAUSE_COLOURS = {
     "launch": ORANGE,
@@ -55,6 +58,7 @@ SHOWN = ("faster", "slower")  # verdicts of steps that are drawn at full strengt
 
 LATENCY_POINTS = 60_000  # in all panels of a page together; more make it slow to open
 LABEL_SIZE = 12
+DODGE, DODGE_SPAN = 6, 30  # px between neighbouring rungs at one batch, and at most between all of them
 BAR = {"height": 18, "yOffset": -12}  # a waterfall's bar, above its label
 CONFIG = {
     "font": "system-ui, sans-serif",
@@ -77,32 +81,34 @@ def _finished(chart: alt.LayerChart | alt.Chart, description: str, **datasets: I
     return spec | {"datasets": named, "config": CONFIG, "autosize": {"type": "fit-x", "contains": "padding"}}
 
 
-def waterfall(path: Sequence[Row]) -> Spec:
-    """A waterfall of one path of steps (rows of ladder.csv with from_ms and to_ms) for one batch, top to bottom.
+def waterfall(path: Sequence[Row], reach_ms: float) -> Spec:
+    """A waterfall of one path of steps for one batch, top to bottom; ``reach_ms`` is where its axis ends.
 
+    A step is a row of ladder.csv with from_ms and to_ms, and ``ran_in``, what its second rung ran in ("" if unknown).
     Each bar runs from the step's from_ms to its to_ms, with the interval of its gain around to_ms; the first and last
-    bars are whole latencies. Steps that are within noise or undecided are faded and dashed.
+    bars are whole latencies. Steps that are within noise or undecided are faded and dashed. An interval that goes on
+    beyond the axis has no end there.
     """
     first, last = path[0], path[-1]
-    widest = max(max(step["from_ms"], step["to_ms"]) for step in path)
     totals = [
-        {"label": rung, "start": 0, "end": ms, "text": f"{number(ms)} ms", "align": "left", "edge": 0}
-        for rung, ms in ((first["from"], first["from_ms"]), (last["to"], last["to_ms"]))
+        {"label": label, "start": 0, "end": ms, "text": f"{number(ms)} ms", "align": "left", "edge": 0}
+        for label, ms in ((first["from"], first["from_ms"]), (f"all together:\n{last['to']}", last["to_ms"]))
     ]
-    bars = [_bar(step, widest) for step in path]
+    bars = [_bar(step, reach_ms) for step in path]
     order = [totals[0]["label"], *(bar["label"] for bar in bars), totals[1]["label"]]
     causes = list(dict.fromkeys(step["cause"] for step in path))
 
     y = alt.Y("label:N").sort(order).title(None).axis(
-        labelExpr="split(datum.label, '\\n')", labelLimit=150, grid=False, ticks=False, domain=False, labelPadding=6
+        labelExpr="split(datum.label, '\\n')", labelLimit=170, labelOffset=BAR["yOffset"],
+        grid=False, ticks=False, domain=False, labelPadding=6,
     )  # fmt: skip
-    x = alt.X("start:Q").title("latency, ms").scale(domain=[0, widest * 1.02], nice=False).axis(tickCount=5)
-    colour = alt.Color("cause:N").title("cause").scale(domain=causes, range=[CAUSE_COLOURS[cause] for cause in causes])
+    x = alt.X("start:Q").title("latency, ms").scale(domain=[0, reach_ms], nice=False).axis(tickCount=5)
+    colour = alt.Color("cause:N", legend=None).scale(domain=causes, range=[CAUSE_COLOURS[cause] for cause in causes])
 
     def layer(name: str) -> alt.Chart:
         return alt.Chart(alt.NamedData(name)).encode(y=y, x=x)
 
-    tooltip = [alt.Tooltip(f"{key}:N") for key in ("step", "cause", "from → to, ms", "gain", "verdict")]
+    tooltip = [alt.Tooltip(f"{key}:N") for key in ("step", "cause", "from → to, ms", "gain", "ran in", "verdict")]
     layers = [
         layer("totals").mark_bar(color="#555555", **BAR).encode(x2="end:Q"),
         layer("shown").mark_bar(**BAR).encode(x2="end:Q", color=colour, tooltip=tooltip),
@@ -110,18 +116,18 @@ def waterfall(path: Sequence[Row]) -> Spec:
         .mark_bar(**BAR, fillOpacity=0.25, strokeDash=[4, 3], strokeWidth=1.5)
         .encode(x2="end:Q", color=colour, stroke=colour, tooltip=tooltip),
         layer("intervals")
-        .mark_rule(strokeWidth=1.5, color=BLACK, yOffset=BAR["yOffset"])
+        .mark_rule(strokeWidth=1.5, color=BLACK, yOffset=BAR["yOffset"], clip=True)
         .encode(x="low:Q", x2="high:Q"),
     ]
     for end in ("low", "high"):
-        tick = layer("intervals").mark_tick(thickness=1.5, size=12, color=BLACK, yOffset=BAR["yOffset"])
+        tick = layer("intervals").mark_tick(thickness=1.5, size=12, color=BLACK, yOffset=BAR["yOffset"], clip=True)
         layers.append(tick.encode(x=f"{end}:Q"))
     for align in ("left", "right"):
         label = layer(align).mark_text(align=align, baseline="top", dy=2, fontSize=LABEL_SIZE, lineBreak="\n")
         layers.append(label.encode(x="edge:Q", text="text:N"))
     return _finished(
-        alt.layer(*layers).properties(height=alt.Step(54)),
-        f"Waterfall of latency from {first['from']} to {last['to']}",
+        alt.layer(*layers).properties(height=alt.Step(58)),
+        f"Waterfall of latency from {first['from']} to {last['to']}: {attribution.order(path)}",
         totals=totals,
         shown=[bar for bar in bars if bar["verdict"] in SHOWN],
         undecided=[bar for bar in bars if bar["verdict"] not in SHOWN],
@@ -131,18 +137,29 @@ def waterfall(path: Sequence[Row]) -> Spec:
     )
 
 
-def _bar(step: Row, widest: float) -> Row:
-    """Where a step's bar, interval and label stand. The interval of the gain, drawn around to_ms, turns around."""
-    low = high = None
-    if step["ci_low_pct"] is not None:
-        low, high = (step["from_ms"] * (1 - step[key] / 100) for key in ("ci_high_pct", "ci_low_pct"))
-        high = min(high, widest * 1.02)
+def waterfall_reach_ms(steps: Sequence[Row]) -> float:
+    """Where the axis of the waterfalls of these steps ends: beyond every bar, and every interval unless far beyond."""
+    bars = max(max(step["from_ms"], step["to_ms"]) for step in steps)
+    intervals = max((high for step in steps if (high := _interval_ms(step)[1]) is not None), default=0)
+    return 1.02 * max(bars, min(intervals, 1.3 * bars))
+
+
+def _interval_ms(step: Row) -> tuple[float, float] | tuple[None, None]:
+    """The interval of the gain, drawn around to_ms: it turns around, since a larger gain is a lower latency."""
+    if step["ci_low_pct"] is None:
+        return None, None
+    return step["from_ms"] * (1 - step["ci_high_pct"] / 100), step["from_ms"] * (1 - step["ci_low_pct"] / 100)
+
+
+def _bar(step: Row, reach_ms: float) -> Row:
+    """Where a step's bar, interval and label stand."""
+    low, high = _interval_ms(step)
     left, right = sorted((step["from_ms"], step["to_ms"]))
-    align = "left" if left + right < widest else "right"  # so that half of the width is there for the label
+    align = "left" if left + right < reach_ms else "right"  # so that half of the width is there for the label
     sign = "−" if step["gain_ms"] >= 0 else "+"
-    text = f"{sign}{gain_ms(step)[1:]} ms, {sign}{abs(step['gain_pct']):.1f} %"
-    if step["verdict"] not in SHOWN:
-        text += f"\n{step['verdict']}"
+    text = f"{change_ms(step)}, {sign}{percent(abs(step['gain_pct']))}"
+    beneath = [step["verdict"]] if step["verdict"] not in SHOWN else []
+    beneath += [f"ran in {step['ran_in']}"] if step["cause"] == "precision" and step["ran_in"] else []
     return {
         "label": f"{step['cause']}:\n{step['to']}",
         "start": step["from_ms"],
@@ -151,12 +168,13 @@ def _bar(step: Row, widest: float) -> Row:
         "high": high,
         "align": align,
         "edge": left if align == "left" else right,
-        "text": text,
+        "text": "\n".join([text, "; ".join(beneath)]) if beneath else text,
         "cause": step["cause"],
         "verdict": step["verdict"],
         "step": f"{step['from']} → {step['to']}",
         "from → to, ms": f"{number(step['from_ms'])} → {number(step['to_ms'])}",
-        "gain": f"{step['gain_pct']:.1f} %",
+        "gain": percent(step["gain_pct"]),
+        "ran in": step["ran_in"],
     }
 
 
@@ -178,19 +196,22 @@ def throughput(rows: Sequence[Row], saturation: Sequence[Row], rungs: Sequence[s
     y = alt.Y("median_ips:Q").title("throughput, images/s").scale(zero=True)
     colour = alt.Color("rung:N").title(None).scale(domain=shown, range=_cycled(RUNG_COLOURS, len(shown)))
     shape = alt.Shape("rung:N").title(None).scale(domain=shown, range=_cycled(RUNG_SHAPES, len(shown)))
-    base = alt.Chart(alt.NamedData("medians")).encode(x=x, y=y, color=colour)
-    ring = alt.Chart(alt.NamedData("rings")).mark_point(
-        size=320, shape="circle", filled=False, color=BLACK, strokeWidth=1.5
-    )
     tooltip = [alt.Tooltip(key) for key in ("rung:N", "batch:Q", "median_ips:Q", "min_ips:Q", "max_ips:Q", "rounds:Q")]
-    chart = alt.layer(
-        base.mark_line(strokeWidth=1.5),
-        base.mark_rule().encode(y=alt.Y("min_ips:Q"), y2="max_ips:Q"),
-        base.mark_point(filled=True, size=70, opacity=1).encode(shape=shape, tooltip=tooltip),
-        ring.encode(x=x, y=y),
-    ).properties(height=280)
+    step = min(DODGE, DODGE_SPAN / len(shown))
+    layers = []
+    for index, rung in enumerate(shown):
+        aside = step * (index - (len(shown) - 1) / 2)  # px, so that the ranges of rungs do not hide each other
+        mine = alt.datum.rung == rung
+        base = alt.Chart(alt.NamedData("medians")).transform_filter(mine).encode(x=x, y=y, color=colour)
+        ring = alt.Chart(alt.NamedData("rings")).transform_filter(mine).encode(x=x, y=y)
+        layers += [
+            base.mark_line(strokeWidth=1.5, xOffset=aside),
+            base.mark_rule(xOffset=aside).encode(y=alt.Y("min_ips:Q"), y2="max_ips:Q"),
+            base.mark_point(filled=True, size=70, opacity=1, xOffset=aside).encode(shape=shape, tooltip=tooltip),
+            ring.mark_point(size=320, shape="circle", filled=False, color=BLACK, strokeWidth=1.5, xOffset=aside),
+        ]
     about = f"Throughput in images per second against batch for {', '.join(shown)}"
-    return _finished(chart, about, medians=rows, rings=rings)
+    return _finished(alt.layer(*layers).properties(height=280), about, medians=rows, rings=rings)
 
 
 def _cycled(values: Sequence[str], count: int) -> list[str]:
@@ -207,19 +228,21 @@ def latency(runs: Sequence[tuple[int, np.ndarray, float]], limit: int) -> tuple[
     block = 1 if total <= limit else int(np.ceil(2 * total / limit))
     points, medians, offset = [], [], 0
     for position, (number_, ns, median) in enumerate(runs):
-        parity = "odd" if position % 2 == 0 else "even"
         for index in extremes(ns, block):
-            points.append({"i": offset + int(index), "ms": round(float(ns[index]) / 1e6, 6), "r": number_, "p": parity})
+            points.append(
+                {"i": offset + int(index), "ms": float(f"{ns[index] / 1e6:.5g}"), "r": number_, "p": position % 2}
+            )
         medians.append({"i": offset, "to": offset + len(ns), "ms": median, "r": number_})
         offset += len(ns)
+    middles = {(row["i"] + row["to"]) // 2: row["r"] for row in medians}
     x = (
         alt.X("i:Q")
-        .title("iteration, in arrival order")
+        .title("round, its iterations in arrival order")
         .scale(domain=[0, total], nice=False)
-        .axis(grid=False, tickCount=5)
+        .axis(values=list(middles), labelExpr=f"{json.dumps(middles)}[datum.value]", grid=False, ticks=False)
     )
-    y = alt.Y("ms:Q").title("latency, ms").scale(zero=False).axis(tickCount=5)
-    colour = alt.Color("p:N", legend=None).scale(domain=["odd", "even"], range=[BLUE, ORANGE])
+    y = alt.Y("ms:Q").title("latency, ms").scale(zero=False, padding=6).axis(tickCount=5)
+    colour = alt.Color("p:N", legend=None).scale(domain=[0, 1], range=[BLUE, ORANGE])
     tooltip = [alt.Tooltip("r:Q", title="round"), alt.Tooltip("ms:Q", title="ms")]
     chart = alt.layer(
         alt.Chart(alt.NamedData("points"))
@@ -250,25 +273,31 @@ def extremes(values: np.ndarray, block: int) -> np.ndarray:
     return np.unique(found)
 
 
-def nodes(rows: Sequence[Row], by: str, value: str, title: str) -> Spec:
-    """Stacked bars of ``value`` (nodes, or ms) by precision, one bar for each distinct ``by`` (engine, or type)."""
+def nodes(rows: Sequence[Row], by: str, value: str, title: str, share: bool = False) -> Spec:
+    """Stacked bars of ``value`` (nodes, or ms) by precision, one bar for each distinct ``by`` (engine, or type).
+
+    With ``share`` every bar is 100 % long.
+    """
     totals: dict[str, float] = {}
     for row in rows:
         totals[row[by]] = totals.get(row[by], 0) + row[value]
     order = list(totals) if by == "engine" else sorted(totals, key=lambda key: -totals[key])
-    known = [*PRECISION_COLOURS, *sorted({row["precision"] for row in rows} - set(PRECISION_COLOURS))]
-    shown = [precision for precision in known if any(row["precision"] == precision for row in rows)]
-    colours = [PRECISION_COLOURS.get(precision, GREY) for precision in shown]
+    others = sorted({row["precision"] for row in rows} - set(PRECISION_COLOURS))
+    colours = PRECISION_COLOURS | dict(zip(others, _cycled(OTHER_PRECISIONS, len(others)), strict=True))
+    shown = [precision for precision in colours if any(row["precision"] == precision for row in rows)]
     numbered = [dict(row) | {"order": shown.index(row["precision"])} for row in rows]
+    x = alt.X(f"sum({value}):Q").title(title).axis(tickCount=5)
+    if share:
+        x = x.stack("normalize").axis(tickCount=5, format="%")
     chart = (
         alt.Chart(alt.NamedData("nodes"))
         .mark_bar(stroke="white", strokeWidth=0.5)
         .encode(
             y=alt.Y(f"{by}:N").sort(order).title(None).axis(labelLimit=160, ticks=False, domain=False),
-            x=alt.X(f"sum({value}):Q").title(title).axis(tickCount=5),
-            color=alt.Color("precision:N").title("precision").scale(domain=shown, range=colours),
+            x=x,
+            color=alt.Color("precision:N").title("precision").scale(domain=shown, range=[colours[p] for p in shown]),
             order=alt.Order("order:Q"),
-            tooltip=[f"{by}:N", "precision:N", alt.Tooltip(f"sum({value}):Q", title=title)],
+            tooltip=[f"{by}:N", "precision:N", alt.Tooltip(f"sum({value}):Q", title=value)],
         )
         .properties(height=alt.Step(24))
     )

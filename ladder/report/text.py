@@ -1,13 +1,21 @@
-"""The ladder as text: Markdown for a README, and a table for the terminal. Both say what the summary says, no more."""
+"""The ladder as Markdown, and the words that pages and terminal share. All of it is in the summary."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 Row = Mapping[str, Any]
 
+NOISE_FLOOR = (
+    "The noise floor is the gain that two rungs as unsteady as these could show by chance, had they not been timed "
+    "side by side. Where the runs of a round drift together, smaller gains than that can be told apart."
+)
 NO_STEPS = "A single rung: no step to compare."
+NBSP = "\u00a0"  # a space that no line is broken at
+WARNED = "⚠"  # behind the name of every rung whose audit warns
+RELEASE = re.compile(r"v?\d+(\.\d+)+(\+\w+)?")  # the part of a version string that a reader knows
 
 
 def number(value: float | None, digits: int = 3) -> str:
@@ -21,6 +29,11 @@ def _decimals(value: float, digits: int = 3) -> int:
     return max(0, digits - 1 - exponent)
 
 
+def percent(value: float | None) -> str:
+    """E.g. ``2.1 %``; empty where there is none."""
+    return "" if value is None else f"{value:.1f} %"
+
+
 def gain_ms(step: Row) -> str:
     """The gain in ms as finely as the latency it is taken from, but to 0.1 ms at least; empty where there is none."""
     if step["gain_ms"] is None:
@@ -28,8 +41,13 @@ def gain_ms(step: Row) -> str:
     return f"{step['gain_ms']:+,.{max(1, _decimals(step['from_ms']))}f}".replace("-", "−")
 
 
+def change_ms(step: Row) -> str:
+    """The same as the latency sees it: ``−29.5 ms`` for a gain of 29.5 ms."""
+    return f"{'−' if step['gain_ms'] >= 0 else '+'}{gain_ms(step)[1:]} ms"
+
+
 def gain(step: Row) -> str:
-    """The gain and its interval in %, e.g. ``+31.2 % (28.9 to 33.5)``; empty where nothing was compared."""
+    """The gain and its interval in %, e.g. ``+31.2 % (+28.9 to +33.5)``; empty where nothing was compared."""
     if step["gain_pct"] is None:
         return ""
     text = f"{step['gain_pct']:+.1f} %"
@@ -45,9 +63,47 @@ def from_to(step: Row) -> str:
     return f"{number(step['from_ms'])} → {number(step['to_ms'])}"
 
 
-def findable(step: Row) -> str:
-    """The smallest effect that the rounds would have found, in %, e.g. ``2.1 %``."""
-    return "" if step["mde_pct"] is None else f"{step['mde_pct']:.1f} %"
+def rounds(steps: Sequence[Row]) -> str:
+    """How many rounds the steps of a ladder rest on, e.g. ``8 rounds`` or ``6 to 8 rounds``."""
+    counts = sorted({step["rounds"] for step in steps})
+    if not counts:
+        return "nothing compared"
+    return f"{counts[0]} round{'s' * (counts != [1])}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]} rounds"
+
+
+def marked(rung: Row) -> str:
+    """A rung's name, marked where its audit warns: its name may promise what did not run."""
+    return f"{rung['name']} {WARNED}" if rung["verdict"] == "warn" else rung["name"]
+
+
+def ran_in(rung: Row) -> str:
+    """What of a rung ran in the precision asked for, e.g. ``int8: 77.0 % of FLOPs``; empty where that is not known."""
+    for share, of in (("flops_at_precision_pct", "FLOPs"), ("nodes_at_precision_pct", "nodes")):
+        if rung[share] is not None:
+            return f"{rung['requested_precision']}: {percent(rung[share])} of {of}"
+    return ""
+
+
+def shown(entry: Row) -> list[Row]:
+    """The steps of a ladder as they are shown: with marked names, and with what the second rung ran in."""
+    rungs = {rung["name"]: rung for rung in entry["rungs"]}
+    steps: list[Row] = []
+    for step in entry["steps"]:
+        first, second = rungs[step["from"]], rungs[step["to"]]
+        steps.append({**step, "from": marked(first), "to": marked(second), "ran_in": ran_in(second)})
+    return steps
+
+
+def audit_notes(entry: Row) -> list[str]:
+    """A line for each rung of a ladder whose audit warns, or did not let it through."""
+    said = {"warn": "", "exclude": "not measured, ", "failed": "not measured, "}
+    rungs = [rung for rung in entry["rungs"] if rung["verdict"] in said]
+    return [f"{WARNED} {rung['name']}: {said[rung['verdict']]}{rung['reason']}" for rung in rungs]
+
+
+def notes(entry: Row) -> list[str]:
+    """What has to be said right below a ladder's table or waterfall."""
+    return [*audit_notes(entry), *interactions(entry["steps"])]
 
 
 def interactions(steps: Sequence[Row]) -> list[str]:
@@ -68,16 +124,19 @@ def interval_title(summary: Row) -> str:
     return f"gain ({summary['method']['confidence_pct']:g} % interval)"
 
 
-def how_to_read(summary: Row) -> str:
-    """What the columns of a ladder table mean."""
+def how_to_read(summary: Row) -> list[str]:
+    """What the columns of a ladder table mean, a line each."""
     method = summary["method"]
-    return (
-        "A step changes one cause only, and both of its rungs were timed side by side in the same rounds. The gain is "
-        "the share of the latency that the step removed; 'faster' and 'slower' mean that its interval leaves out 0. "
-        "'within noise' means that no difference was shown, not that there is none: an effect of the size given as "
-        f"findable would have been found with {method['power_pct']:g} % probability. Below {method['min_rounds']} "
-        "rounds there is no verdict."
-    )
+    return [
+        "A step changes one cause only, and both of its rungs were timed side by side in the same rounds. Its gain is "
+        "the share of the latency that it removed.",
+        "'faster' and 'slower' mean that the gain's interval leaves out 0; 'within noise' that no difference was "
+        "shown, not that there is none: a change of the size under 'smallest findable' would have been found with "
+        f"{method['power_pct']:g} % probability. Fewer than {method['min_rounds']} rounds give no verdict.",
+        "'ran in' is what the runtime itself reports of the second rung: the share of the FLOPs in convolutions and "
+        "matrix products at the precision asked for, or of the nodes that compute where FLOPs cannot be assigned. "
+        f"{WARNED} marks a rung whose audit warns.",
+    ]
 
 
 def weights_note(label: str | None) -> str:
@@ -88,10 +147,11 @@ def weights_note(label: str | None) -> str:
 
 
 def processor(host: Row) -> str:
-    """The device's name as the host told it: the GPU where there is one, else the CPU."""
+    """The device's name as the host told it, the GPU's where there is one, and the cores of the CPU."""
     state = host["state"]
     named = [value for key, value in state.items() if key.split(".")[-2:] in (["gpu", "name"], ["processor"])]
-    return " + ".join(str(value) for value in reversed(named)) or "processor unknown"
+    name = " + ".join(str(value) for value in reversed(named)) or "processor unknown"
+    return f"{name}, {cores} cores" if (cores := state.get("physical_cores")) else name
 
 
 def weights_notes(summary: Row, platform: str | None = None) -> str:
@@ -101,53 +161,73 @@ def weights_notes(summary: Row, platform: str | None = None) -> str:
 
 
 def context(summary: Row) -> list[str]:
-    """What goes for a whole page, one line each: weights, platform and processor, versions, when and how often."""
+    """What goes for a whole page, one line each: weights, processor, releases, when, and what to know before trust."""
     lines = [weights_notes(summary)]
     lines += dict.fromkeys(f"Platform {host['platform']}: {processor(host)}" for host in summary["hosts"])
     for platform, versions in summary["versions"].items():
-        lines.append(f"Versions on {platform}: " + ", ".join(f"{k} {_joined(v)}" for k, v in versions.items()))
+        told = ((name, releases(value)) for name, value in sorted(versions.items()))
+        lines.append(f"Versions on {platform}: " + ", ".join(f"{name} {text}" for name, text in told if text))
     span = summary["measured"]
     if span["first"] is None:
-        return [*lines, "Nothing was measured."]
-    first, last = span["first"][:10], span["last"][:10]
-    days = first if first == last else f"{first} to {last}"
-    sittings = f"{span['sittings']} sitting{'s' * (span['sittings'] != 1)}"
-    return [*lines, f"Measured {days}: {span['runs']} runs in {sittings}"]
+        lines.append("Nothing was measured.")
+    else:
+        first, last = span["first"][:10], span["last"][:10]
+        days = first if first == last else f"{first} to {last}"
+        sittings = f"{span['sittings']} sitting{'s' * (span['sittings'] != 1)}"
+        lines.append(f"Measured {days}: {span['runs']} runs in {sittings}")
+    return lines + caveats(summary)
 
 
-def _joined(value: Any) -> str:
-    return " and ".join(map(str, value)) if isinstance(value, list) else str(value)
+def caveats(summary: Row) -> list[str]:
+    """A line for everything that makes the tables less trustworthy, but what stands beside a rung already."""
+    general = [w for w in summary["warnings"] if w["kind"] in ("host", "workflow", "files")]
+    lines = [f"{WARNED} {warning['warning']} ({warning['scope']})" for warning in general]
+    if runs := len(summary["unsteady_runs"]):
+        lines.append(f"{WARNED} {runs} of {summary['measured']['runs']} runs were unsteady (see the report's warnings)")
+    if count := summary["failures"]:
+        lines.append(f"{WARNED} not everything gave a result: {count} row{'s' * (count != 1)} in failures.csv")
+    return lines
 
 
-def tables_of(summary: Row) -> list[tuple[tuple[str, str, int], list[Row]]]:
-    """The ladders of one platform, model and batch side by side, in the plan's order."""
-    order: dict[tuple[str, str, int], list[Row]] = {}
-    for entry in summary["ladders"]:
-        order.setdefault((entry["platform"], entry["model"], entry["batch"]), []).append(entry)
-    return list(order.items())
+def releases(value: Any) -> str:
+    """The release out of a version string, or out of several, e.g. ``2026.4.1``; empty for what is no version.
+
+    The whole strings stand on the page on the environment.
+    """
+    found = [RELEASE.match(str(each)) for each in (value if isinstance(value, list) else [value])]
+    return " and ".join(dict.fromkeys(match[0] for match in found if match))
+
+
+def place(entry: Row) -> str:
+    """The heading of a ladder's part, e.g. ``yolo11n, batch 1 (ladder cpu, platform cpu)``."""
+    return f"{entry['model']}, batch {entry['batch']} (ladder {entry['ladder']}, platform {entry['platform']})"
 
 
 def ladder_markdown(summary: Row) -> str:
-    """Tables for a README: one a platform, model and batch, with what is needed to read them."""
+    """Tables for a README, one a ladder and batch, as wide as a README is; the noise floor is left to the report."""
+    titles = ["step", "cause", "from → to, ms", interval_title(summary), "smallest findable", "ran in", "verdict"]
     lines = []
-    titles = ["step", "cause", "from → to, ms", interval_title(summary)]
-    titles += ["noise floor, ms", "findable", "rounds", "verdict"]
-    for (platform, model, batch), entries in tables_of(summary):
-        steps = [step for entry in entries for step in entry["steps"]]
-        lines += [f"**{model}, batch {batch}, {platform}** (weights {weights_note(summary['weights'][model])})", ""]
-        if not steps:
+    for entry in summary["ladders"]:
+        told = [f"weights {weights_note(entry['weights'])}", *([rounds(entry["steps"])] if entry["steps"] else [])]
+        lines += [f"**{place(entry)}**: {'; '.join(told)}", ""]
+        if not entry["steps"]:
             lines += [NO_STEPS, ""]
             continue
-        lines += [f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
-        for step in steps:
-            cells = (
-                f"{step['from']} → {step['to']}", step["cause"], from_to(step), gain(step),
-                number(step["noise_floor_ms"], 2), findable(step), str(step["rounds"]), step["verdict"],
-            )  # fmt: skip
+        lines += [f"| {' | '.join(titles)} |", "|---|---|---:|---:|---:|---|---|"]
+        for step in shown(entry):
+            cells = [
+                f"{step['from']} → {step['to']}", step["cause"], _unbroken(from_to(step)),
+                _unbroken(gain(step)).replace(f"{NBSP}(", " ("), percent(step["mde_pct"]),
+                _unbroken(step["ran_in"].partition(" of ")[0]), step["verdict"],
+            ]  # fmt: skip
             lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
-        lines += ["", *interactions(steps), ""]
-    lines += [how_to_read(summary), ""]
+        lines.append("")
+        for note in notes(entry):
+            lines += [note, ""]
     lines += [f"- {line}" for line in context(summary)]
-    if summary["failures"]:
-        lines.append(f"- {summary['failures']} rungs, batches or runs gave no result: see failures.csv")
-    return "\n".join(lines) + "\n"
+    lines += ["", "How to read it:", "", *(f"- {line}" for line in how_to_read(summary))]
+    return "\n".join(lines).replace(" %", f"{NBSP}%") + "\n"
+
+
+def _unbroken(text: str) -> str:
+    return text.replace(" ", NBSP)

@@ -8,6 +8,7 @@ was 2 % slower that way on a CPU, steadily, so it would not be what a user of ON
 from __future__ import annotations
 
 import json
+import re
 import tempfile
 from collections import defaultdict
 from pathlib import Path
@@ -299,9 +300,20 @@ def _nodes(events: list[dict[str, Any]]) -> list[Node]:
                 precision=_precision(arguments["op_name"], arguments["output_type_shape"]),
                 provider=arguments["provider"],
                 time_ms=sum(call["dur"] for call in counted) / _PROFILED_RUNS / 1e3,
+                origin=_origin(name),
             )
         )
     return nodes
+
+
+def _origin(name: str) -> tuple[str, ...]:
+    """The ONNX node's output or name that ONNX Runtime made a node's name from; empty where it kept the name.
+
+    A node moved to the blocked layout is ``<output>_nchwc``; a fusion appends ``/<Kind>Fusion/`` to the name of the
+    node that it replaces.
+    """
+    origin = re.sub(r"(/\w+Fusion/)+$", "", name.removesuffix("_nchwc"))
+    return (origin,) if origin != name else ()
 
 
 def _precision(op_type: str, outputs: list[dict[str, Any]]) -> str | None:

@@ -1,11 +1,14 @@
 """A stack from outside the package whose latency is known: it waits ``delay_ms``, then gives its input back.
 
-Options: delay_ms; at_run: what goes wrong there (refuse, crash, hang, nan).
+Arguments: outputs, the output's name by the input's; delay_ms; anything else only makes its engines others.
+Options: delay_ms again; needs, a file without which nothing is built; at_build, what goes wrong there (refuse, killed);
+at_run, what goes wrong there (refuse, crash, hang, nan).
 """
 
 from __future__ import annotations
 
 import os
+import signal
 import time
 from pathlib import Path
 
@@ -15,17 +18,27 @@ from ladder.errors import StepError
 from ladder.stacks.base import Node
 
 
-def create(**arguments):
-    return Stack()
+def create(outputs=None, delay_ms=1, **others):
+    return Stack(outputs or {}, delay_ms)
 
 
 class Stack:
+    def __init__(self, names, delay_ms):
+        self.names, self.delay_ms = names, delay_ms
+
     def build(self, source, rung, destination):
+        wrong, needs = rung.options.get("at_build"), rung.options.get("needs")
+        if wrong == "refuse":
+            raise StepError("the identity is not supported", permanent=True)
+        if wrong == "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if needs and not Path(needs).exists():
+            raise StepError(f"{needs} is missing; make it")
         Path(destination).write_text(f"engine {os.urandom(8).hex()}")
         return {}
 
     def open(self, source, payload, rung, batch):
-        return Session(rung)
+        return Session(rung, self.names, self.delay_ms)
 
     def nodes(self, source, payload, rung, batch, inputs):
         return [Node("identity", "Identity", rung.precision, "CPU", 1.0)]
@@ -35,10 +48,11 @@ class Stack:
 
 
 class Session:
-    def __init__(self, rung):
-        self.delay = rung.options.get("delay_ms", 1) / 1000
+    def __init__(self, rung, names, delay_ms):
+        self.delay = rung.options.get("delay_ms", delay_ms) / 1000
         self.wrong = rung.options.get("at_run")
         self.threads = rung.threads
+        self.names = names
         self.inputs = {}
         self.in_flight = 0
 
@@ -62,7 +76,7 @@ class Session:
 
     def outputs(self):
         value = np.nan if self.wrong == "nan" else 1.0
-        return {name: array * value for name, array in self.inputs.items()}
+        return {self.names.get(name, name): array * value for name, array in self.inputs.items()}
 
     def facts(self):
         return {"threads": self.threads, "provider": "CPU"}
