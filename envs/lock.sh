@@ -9,10 +9,11 @@ trap 'rm -rf "$folder"' EXIT
 "$folder/bin/pip" install --quiet -r envs/test.in
 "$folder/bin/pip" freeze --all --exclude pip > "$folder/all"
 note='# Locked by `make lock`; installed with pip install --no-deps.'
-cuda='^(nvidia-(modelopt|ml-py)==)'
+kept='^nvidia-(modelopt|ml-py)=='
 gpu='^(nvidia-|cuda-|triton==)'
+# triton compiles for GPUs only, and torch does without it on a CPU
 only='sys_platform == "linux" and platform_machine == "x86_64"'
 # the headless build of OpenCV is the same code without the need for the host's libGL
-{ echo "$note"; grep -E "$cuda" "$folder/main"; grep -vE "$gpu" "$folder/main" | sed 's/^opencv-python==/opencv-python-headless==/'; } > envs/main.txt
-{ echo "$note Loaded by PyPI's build of torch at import, GPU or not."; grep -E "$gpu" "$folder/main" | grep -vE "$cuda" | sed "s/\$/ ; $only/"; } > envs/torch-cuda.txt
+{ echo "$note"; grep -E "$kept" "$folder/main"; grep -vE "$gpu" "$folder/main" | sed 's/^opencv-python==/opencv-python-headless==/'; } > envs/main.txt
+{ echo "$note Loaded by PyPI's build of torch at import, GPU or not."; grep -E "$gpu" "$folder/main" | grep -vE "$kept|^triton" | sed "s/\$/ ; $only/"; } > envs/torch-cuda.txt
 { echo "$note"; grep -vxFf "$folder/main" "$folder/all"; } > envs/test.txt
