@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -12,7 +11,8 @@ from typing import TextIO
 
 from ladder.errors import StepError
 
-HOST_LOCK = Path(tempfile.gettempdir()) / "inference-ladder.host.lock"
+# one place for every user and job of a host, whatever its TMPDIR is
+HOST_LOCK = Path(os.environ.get("LADDER_HOST_LOCK", "/tmp/inference-ladder.host.lock"))
 
 
 def take_workflow_lock(folder: Path) -> TextIO:
@@ -57,8 +57,13 @@ def host_lock(*, exclusive: bool, waiting: str) -> Iterator[None]:
 def _open(path: Path) -> TextIO:
     """Open a lock file for any user of the host, without following a planted link."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    flags = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+        # without O_CREAT first: with it, fs.protected_regular keeps others' files in /tmp from being opened
+        try:
+            descriptor = os.open(path, flags)
+        except FileNotFoundError:
+            descriptor = os.open(path, flags | os.O_CREAT, 0o666)
     except OSError as error:
         raise StepError(f"cannot open the lock file {path}: {error.strerror}; remove it or ask its owner to") from None
     with suppress(PermissionError):  # another user's file, already open to all

@@ -18,7 +18,8 @@ def start(rounds: int, runs: int, seconds: float | None) -> None:
     if rounds:
         estimate = "time left is known after the first" if seconds is None else f"about {duration(seconds)}"
         print(
-            f"Plan: {rounds} rounds, {runs} runs to measure, {estimate}; first, whatever has to be exported and built.",
+            f"Plan: {rounds} round{'s' * (rounds > 1)}, {runs} runs to measure, {estimate}; first, whatever has to be "
+            "exported and built.",
             file=sys.stderr,
         )
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import re
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import _repository  # noqa: F401
 
-from ladder import locks
+from ladder import locks, progress
 from ladder.errors import StepError
+from ladder.files import read_json
 from ladder.step import read_id, step
 
 
@@ -25,7 +28,7 @@ def main() -> None:
     parser.add_argument("--log", type=Path, required=True, help="where the step's messages go")
     parser.add_argument("command", nargs=argparse.REMAINDER, help="-- PYTHON SCRIPT ARGUMENTS")
     arguments = parser.parse_args()
-    command, id_path = arguments.command[1:], arguments.outputs[-1]
+    command, id_path, start = arguments.command[1:], arguments.outputs[-1], time.monotonic()
     id_path.unlink(missing_ok=True)
     arguments.log.parent.mkdir(parents=True, exist_ok=True)
     with open(arguments.log, "w", encoding="utf-8") as log:
@@ -36,6 +39,17 @@ def main() -> None:
         if not id_path.exists():
             with step(arguments.stage, id_path, arguments.outputs[:-1], arguments.log):
                 raise reason or StepError("ended without a word; its log may say more")
+    print(_said(arguments.stage, id_path, time.monotonic() - start), flush=True)
+
+
+def _said(stage: str, id_path: Path, seconds: float) -> str:
+    """The one line that a person sees of a step: what it made and how long it took, or why it made nothing."""
+    name = re.sub(r"(/id|\.id|\.pass)\.json$", "", "/".join(part for part in id_path.parts[1:] if part != "audit"))
+    record = read_json(id_path)
+    if record["status"] == "ok":
+        return f"{stage} {name}: {progress.duration(seconds)}"
+    cause = "failed" if record["stage"].split()[0] == stage else f"not tried, {record['stage']} failed"
+    return f"{stage} {name}: {cause}: {record['reason']}"
 
 
 def _start(command: list[str], environment: Path | None, log) -> StepError | None:

@@ -220,7 +220,7 @@ def test_no_process_goes_on_timing_when_its_round_is_killed(spec, tmp_path):
     write_json(tmp_path / "spec.json", spec)
     parts = ("--output", tmp_path / "1.json", "--raw", tmp_path / "1.parquet", "--log", tmp_path / "1.log")
     command = [sys.executable, str(ROOT / "scripts/round.py"), "--spec", f"@{tmp_path / 'spec.json'}", *map(str, parts)]
-    driver = subprocess.Popen(command, cwd=tmp_path, env=os.environ | {"TMPDIR": str(tmp_path)})
+    driver = subprocess.Popen(command, cwd=tmp_path, env=os.environ | {"LADDER_HOST_LOCK": str(tmp_path / "host.lock")})
     children = []
     deadline = time.monotonic() + 30
     while not children and time.monotonic() < deadline:

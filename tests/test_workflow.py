@@ -254,13 +254,10 @@ MODULES = {
     "ladder/measure.py": (ENDINGS, MEASURED),
     "ladder/round.py": (ENDINGS, MEASURED),
     "ladder/stacks/openvino.py": (ENDINGS | BUILT, {"resnet"}),
-    "ladder/stacks/onnxruntime.py": (ENDINGS | BUILT, MEASURED),
     "ladder/audit.py": (ENDINGS | {"audit_engine"}, MEASURED),
     "ladder/parity.py": (ENDINGS | {"audit_engine"}, MEASURED),
-    "ladder/engine.py": (ENDINGS | BUILT, MEASURED),
     "ladder/precision.py": (ENDINGS | BUILT | {"precision"}, {"resnet"}),
     "ladder/inputs.py": (ENDINGS | BUILT | {"inputs", "export", "precision"}, MEASURED),
-    "ladder/export.py": (ENDINGS | BUILT | {"export", "precision"}, MEASURED),
     "ladder/models/torchvision.py": (ENDINGS | BUILT | {"inputs", "export", "precision"}, {"resnet"}),
     "ladder/models/ultralytics.py": (set(), set()),
 }

@@ -106,7 +106,7 @@ class Workflow:
             process = subprocess.Popen(
                 [*snakemake, "--configfile", *map(str, files), *arguments],
                 cwd=self.folder,
-                env=inherited | {"TMPDIR": str(self.folder / "tmp")},
+                env=inherited | {"LADDER_HOST_LOCK": str(self.folder / "host.lock")},
                 stdin=subprocess.DEVNULL,
                 stdout=stream,
                 stderr=subprocess.STDOUT,
