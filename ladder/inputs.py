@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import zlib
 from pathlib import Path
 from typing import Any
@@ -56,9 +57,7 @@ def _pictures(source: str, specs: list[InputSpec], samples: int) -> tuple[Arrays
             permanent=True,
         )
     if source == "ultralytics":
-        from ladder.models.ultralytics import assets
-
-        folder, label = assets(), "ultralytics' pictures"
+        folder, label = _ultralytics_pictures(), "ultralytics' pictures"
     else:
         folder, label = Path(source), f"pictures of {source}"
     if not folder.is_dir():
@@ -67,6 +66,14 @@ def _pictures(source: str, specs: list[InputSpec], samples: int) -> tuple[Arrays
     if not paths:
         raise StepError(f"{folder} holds no picture; expected {', '.join(_SUFFIXES)}")
     return {specs[0].name: np.stack([_letterboxed(path, specs[0]) for path in paths])}, label
+
+
+def _ultralytics_pictures() -> Path:
+    """The folder of the pictures that ultralytics ships, found without importing it."""
+    found = importlib.util.find_spec("ultralytics")
+    if found is None or found.origin is None:
+        raise StepError("ultralytics is not installed: its pictures are missing; name a picture folder instead")
+    return Path(found.origin).with_name("assets")
 
 
 def _letterboxed(path: Path, spec: InputSpec) -> np.ndarray:

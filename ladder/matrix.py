@@ -6,6 +6,7 @@ Pure but for reading the host's fingerprint. Rules ask it; nothing else builds a
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from os.path import relpath
@@ -248,6 +249,31 @@ class Matrix:
 
     def model_code(self, model: str) -> str:
         return f"ladder.models.{self.config.models[model].source}"
+
+    def faults(self) -> Iterator[str]:
+        """What the configuration names and this host lacks, one line each: seen before any job, not after hours."""
+        if not self.ladders:
+            there = ", ".join(f"{name} ({ladder.platform})" for name, ladder in self.config.ladders.items())
+            yield f"platform: no ladder is for '{self.platform}'; ladders: {there}"
+        for name in sorted({model for ladder in self.ladders.values() for model in ladder.models}):
+            model = self.config.models[name]
+            if model.weights.path and not Path(model.weights.path).is_file():
+                yield f"models.{name}.weights.path: '{model.weights.path}' is not a file here ({Path.cwd()})"
+            if model.source == "ultralytics" and any(side % 32 for side in model.input or []):
+                yield f"models.{name}.input: {model.input}: ultralytics' networks take multiples of 32"
+            for entry in sorted({model.data, model.calibration or model.data}):
+                data = self.config.data[entry]
+                if data.npz and not Path(data.npz).is_file():
+                    yield f"data.{entry}.npz: '{data.npz}' is not a file here ({Path.cwd()})"
+                if data.pictures and data.pictures != "ultralytics":
+                    folder = Path(data.pictures)
+                    if not folder.is_dir() or not any(folder.iterdir()):
+                        yield f"data.{entry}.pictures: '{data.pictures}' is not a folder with pictures ({Path.cwd()})"
+        for stack in sorted({rung.stack for ladder in self.ladders.values() for rung in ladder.rungs}):
+            try:
+                code_hash(self.config.stacks[stack].module)
+            except SyntaxError as error:
+                yield f"stacks.{stack}.module: {error.filename}, line {error.lineno}: {error.msg}"
 
     # ---- what each step reads, and how its script is told --------------------------------------------
 

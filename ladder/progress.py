@@ -16,7 +16,7 @@ def start(rounds: int, runs: int, seconds: float | None) -> None:
     write_json(_PLAN, {"rounds": rounds})
     _DONE.unlink(missing_ok=True)
     if rounds:
-        estimate = "time left is known after the first" if seconds is None else f"about {duration(seconds)}"
+        estimate = "time left is known after the first" if seconds is None else f"at most about {duration(seconds)}"
         print(
             f"Plan: {rounds} round{'s' * (rounds > 1)}, {runs} runs to measure, {estimate}; first, whatever has to be "
             "exported and built.",

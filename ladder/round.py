@@ -23,7 +23,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ladder import dependencies, fingerprint, locks, preflight, process
-from ladder.files import digest, read_json, replacing, write_json
+from ladder.files import digest, read_json, replacing, sha256, write_json
 from ladder.step import attempts_path
 
 # variables of the caller that would change what a rung does behind the configuration's back
@@ -52,13 +52,17 @@ def order(rungs: list[str], seed: int, number: int) -> list[str]:
 def measure_round(spec: dict[str, Any], output: Path, raw: Path, log: Path) -> dict[str, Any]:
     """Measure one round and write its record and its raw latencies; return the record.
 
-    A finished round whose key (everything it depends on, by content) is the same is kept as it is.
+    A finished round whose key (everything it depends on, by content) is the same is kept as it is. One with another key
+    is set aside under its key, and taken back when the configuration that it was measured for comes back.
     """
     upstream = {rung["rung"]["name"]: _upstream(rung) for rung in spec["rungs"]}
     # why a rung could not be had may be told differently each time; that it could not is what matters
     key = digest([spec, {name: u if u["failed"] is None else "failed" for name, u in upstream.items()}])
     kept = _finished(output, raw, key)
     if kept is not None:
+        return {**kept, "kept": True}
+    _set_aside(output, raw)
+    if (kept := _taken_back(output, raw, key)) is not None:
         return {**kept, "kept": True}
     sitting = os.environ.get("LADDER_SITTING", "by hand")
     device = spec["device"]
@@ -110,6 +114,7 @@ def measure_round(spec: dict[str, Any], output: Path, raw: Path, log: Path) -> d
         pq.write_table(pa.concat_tables(tables) if tables else _table("", _NO_LATENCIES), temporary)
     record = {
         "key": key,
+        "raw_sha256": sha256(raw),
         "rows": rows,
         "failures": failures,
         "details": details,
@@ -147,14 +152,40 @@ def _artifact_sha256(rung: dict[str, Any], upstream: dict[str, Any]) -> str | No
 
 def _finished(output: Path, raw: Path, key: str) -> dict[str, Any] | None:
     """The earlier record of this round, if it was measured under the same key and nothing is to be retried."""
-    if os.environ.get("LADDER_FORCE") or not (output.is_file() and raw.is_file()):
+    if os.environ.get("LADDER_FORCE") or (record := _whole(output, raw)) is None:
         return None
+    retry = any(failure["stage"] == "run" and not failure["permanent"] for failure in record["failures"])
+    return record if record["key"] == key and not retry else None
+
+
+def _whole(output: Path, raw: Path) -> dict[str, Any] | None:
+    """A record whose raw latencies are the ones it was written with; None for anything else."""
     try:
         record = read_json(output)
-    except ValueError:
+        return record if record["raw_sha256"] == sha256(raw) else None
+    except (OSError, ValueError, KeyError):
         return None
-    retry = any(f["stage"] == "run" and not f["permanent"] for f in record.get("failures", []))
-    return record if record.get("key") == key and not retry else None
+
+
+def _aside(path: Path, key: str) -> Path:
+    return path.with_name(f"{path.stem}.{key[:12]}{path.suffix}")
+
+
+def _set_aside(output: Path, raw: Path) -> None:
+    """Keep measurements that the present configuration does not ask for; it may have a mistake in it."""
+    record = _whole(output, raw)
+    if record is not None and record["rows"]:
+        os.replace(output, _aside(output, record["key"]))
+        os.replace(raw, _aside(raw, record["key"]))
+
+
+def _taken_back(output: Path, raw: Path, key: str) -> dict[str, Any] | None:
+    """The record that was set aside under this key, back under its own name."""
+    record = _finished(_aside(output, key), _aside(raw, key), key)
+    if record is not None:
+        os.replace(_aside(raw, key), raw)
+        os.replace(_aside(output, key), output)
+    return record
 
 
 def _run(spec: dict[str, Any], rung: dict[str, Any], log: Any) -> tuple[dict[str, Any], np.ndarray, dict[str, Any]]:

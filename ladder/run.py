@@ -6,6 +6,7 @@ Needs numpy and the rung's own runtime, nothing else. ``python -m ladder.run SPE
 
 from __future__ import annotations
 
+import signal
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
@@ -71,6 +72,7 @@ def _refuse_nonsense(outputs: Arrays) -> None:
 
 def main(spec_file: Path) -> None:
     process.die_with_parent()
+    signal.signal(signal.SIGINT, lambda *_: sys.exit(130))
     result_file = spec_file.with_suffix(".result.json")
     try:
         result = {"status": "ok", **run(read_json(spec_file), spec_file.with_suffix(".latencies.npy"))}

@@ -33,6 +33,8 @@ def open_matrix(workflow: Any, config: dict[str, Any]) -> Matrix:
         raw = merged(read_yaml(Path(workflow.basedir) / "config.yaml"), raw)
     try:
         matrix = Matrix(load(raw), raw)
+        if faults := list(matrix.faults()):
+            raise ConfigError(faults)
     except ConfigError as error:
         sys.exit("The configuration is wrong; nothing was run.\n" + "\n".join(f"  {fault}" for fault in error.faults))
     if workflow.is_main_process:

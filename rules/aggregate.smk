@@ -63,10 +63,11 @@ rule report:
 # every call ends badly while anything that was asked for has no result
 rule check:
     input:
-        "results/failures.csv",
+        failures="results/failures.csv",
+        report="results/report.html",
     output:
         "results/check.txt",
     log:
         "logs/aggregate/check.log",
     shell:
-        "$PYTHON $SCRIPTS/check.py --failures {input:q} --output {output:q}"
+        "$PYTHON $SCRIPTS/check.py --failures {input.failures:q} --output {output:q}"

@@ -10,6 +10,7 @@ from pathlib import Path
 import _repository  # noqa: F401
 
 from ladder.files import write_text
+from ladder.progress import STATE
 
 
 def main() -> None:
@@ -17,10 +18,12 @@ def main() -> None:
     parser.add_argument("--failures", type=Path, required=True, help="failures.csv")
     parser.add_argument("--output", type=Path, required=True, help="written only if there are none")
     arguments = parser.parse_args()
+    write_text(STATE / "checked", "")  # the tables are those of this call
     with open(arguments.failures, newline="", encoding="utf-8") as stream:
         failures = list(csv.DictReader(stream))
     if failures:
-        sys.exit(f"{len(failures)} failed; see {arguments.failures}. Everything else is finished.")
+        sys.exit(f"{len(failures)} gave no result; {arguments.failures} says why. The rest is in results/ladder.md.")
+    print("Tables: results/ladder.md and results/*.csv. Report: results/report.html.", flush=True)
     write_text(arguments.output, "no failures\n")
 
 

@@ -31,8 +31,10 @@ def main() -> None:
     for warning in record["warnings"]:
         print(f"warning: {warning}", file=sys.stderr)
     what = f"{spec['model']['name']} · {spec['ladder']} · batch {spec['batch']} · round {spec['round']}"
-    if record["kept"]:
-        print(f"{what}: kept, nothing it depends on has changed", file=sys.stderr)
+    if not record["rows"]:
+        print(f"{what}: nothing to measure, {len(record['failures'])} rungs failed before", file=sys.stderr)
+    elif record["kept"]:
+        print(f"{what}: kept, it was measured with just these artifacts and settings", file=sys.stderr)
     else:
         failed = f", {len(record['failures'])} rungs failed" if record["failures"] else ""
         print(f"{what}{failed}: {progress.finish_round(time.monotonic() - start)}", file=sys.stderr)

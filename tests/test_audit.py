@@ -154,7 +154,7 @@ class Folder:
     def audit(self, spec: dict, *more: str) -> tuple[dict, dict]:
         files = ["--engine", "engine", "--engine-id", "id.json", "--build", "build.json", "--inputs", "inputs.npz"]
         files += ["--reference", "reference.npz", "--output-audit", "audit.json", "--output-pass", "pass.json"]
-        self.script("audit", spec, "--export-id", "fp32.id.json", *files, *more)
+        self.script("audit_engine", spec, "--export-id", "fp32.id.json", *files, *more)
         return read_json(self.path / "audit.json"), read_json(self.path / "pass.json")
 
 

@@ -61,7 +61,7 @@ def kill(workflow, process, only_main=False):
 
 def finished_rounds(workflow):
     """Hash of each finished round's record and raw file, by the record's path."""
-    records = sorted(workflow.folder.glob("results/*/rounds/**/*.json"))
+    records = sorted(p for p in workflow.folder.glob("results/*/rounds/**/*.json") if p.stem.isdigit())
     return {record: (sha256(record), sha256(record.with_suffix(".parquet"))) for record in records}
 
 

@@ -139,3 +139,39 @@ def test_only_the_configured_platforms_ladders_are_planned():
 def test_the_estimate_is_withheld_where_the_model_decides():
     assert matrix(lambda raw: raw["measure"].update(iterations=100)).seconds(matrix().rounds()[0]) is None
     assert 20 < matrix().seconds(matrix().rounds()[0]) < 40
+
+
+@pytest.mark.parametrize(
+    ("change", "part"),
+    [
+        (lambda raw: raw["data"]["pictures"].update(pictures="nowhere"), "data.pictures.pictures: 'nowhere'"),
+        (lambda raw: raw["models"]["yolo11n"].update(input=[500, 640]), "multiples of 32"),
+        (
+            lambda raw: raw["models"]["yolo11n"].update(
+                architecture=None, weights={"path": "my.pt", "sha256": "0" * 64}
+            ),
+            "models.yolo11n.weights.path: 'my.pt' is not a file",
+        ),
+        (lambda raw: raw["platforms"].update(gpu={}) or raw.update(platform="gpu"), "no ladder is for 'gpu'"),
+    ],
+)
+def test_what_this_host_lacks_is_said_before_any_job(change, part):
+    (line,) = matrix(change).faults()
+    assert part in line
+
+
+def test_a_stack_module_that_does_not_parse_is_named(tmp_path):
+    broken = tmp_path / "broken.py"
+    broken.write_text("def create(:\n")
+    entry = {"module": str(broken), "device": "cpu", "api": "b", "compiler": "b"}
+
+    def change(raw):
+        raw["stacks"] = {"b": entry}
+        ladder(raw)["rungs"].append({"name": "b", "stack": "b"})
+
+    (line,) = matrix(change).faults()
+    assert "stacks.b.module" in line and "broken.py, line 1" in line
+
+
+def test_the_default_lacks_nothing():
+    assert list(matrix().faults()) == []

@@ -20,6 +20,7 @@ from ladder.files import read_json, sha256, write_json
 from ladder.step import attempts_path
 
 ROOT = Path(__file__).parent.parent
+PASSED = {"status": "ok", "verdict": "pass", "stage": "audit", "reason": None, "permanent": False, "log": None}
 STACK = str(ROOT / "tests/stacks/known.py")
 
 
@@ -36,7 +37,7 @@ def make_rung(folder, name, **options):
     write_json(engine / "build.json", {"sha256": sha256(engine / "engine")})
     write_json(
         engine / "pass.json",
-        {"status": "ok", "verdict": "pass", "stage": "audit", "reason": None, "permanent": False, "log": None},
+        PASSED,
     )
     factors = {"device": "cpu", "api": "known", "compiler": "none", "precision": "fp32", "launch": "eager"}
     factors |= {"shape": "dynamic", "transfers": "excluded"}
@@ -156,6 +157,30 @@ def test_an_engine_rebuilt_with_other_bytes_measures_nothing_again(spec, measure
     write_json(tmp_path / "a/build.json", {"sha256": sha256(tmp_path / "a/engine")})
     assert measured(spec)["kept"]
     write_json(tmp_path / "a/id.json", {"status": "ok", "stack": "newer"})
+    assert not measured(spec)["kept"]
+
+
+def test_a_round_of_another_configuration_is_set_aside_and_taken_back(spec, measured, tmp_path):
+    first = measured(spec)
+    raw = (tmp_path / "1.parquet").read_bytes()
+    for rung in spec["rungs"]:
+        write_json(
+            Path(rung["pass"]),
+            {"status": "failed", "stage": "export", "reason": "typo", "permanent": True, "log": None},
+        )
+    broken = measured(spec)
+    assert broken["rows"] == [] and len(broken["failures"]) == 2
+    for rung in spec["rungs"]:
+        write_json(Path(rung["pass"]), PASSED)
+    assert measured(spec)["kept"]
+    assert read_json(tmp_path / "1.json")["rows"] == first["rows"]
+    assert (tmp_path / "1.parquet").read_bytes() == raw
+
+
+def test_a_record_whose_raw_latencies_were_changed_is_not_trusted(spec, measured, tmp_path):
+    measured(spec)
+    with open(tmp_path / "1.parquet", "ab") as stream:
+        stream.write(b"x")
     assert not measured(spec)["kept"]
 
 

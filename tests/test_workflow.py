@@ -86,7 +86,7 @@ def raw_files(workflow):
 
 
 def test_a_call_prints_its_estimate_first_then_a_line_a_round(first):
-    assert first.text.index("Plan: 5 rounds, 18 runs to measure, about ") < first.text.index("1 of ")
+    assert first.text.index("Plan: 5 rounds, 18 runs to measure, at most about ") < first.text.index("1 of ")
     for number in range(1, 6):
         assert f"round {number} of 5 done in " in first.text
     assert "; 0 left" in first.text
@@ -311,7 +311,7 @@ def test_an_audit_rule_that_changes_no_verdict_measures_nothing_again(first, wor
     audit.write_text(audit.read_text() + CHANGE)  # and stays, or all of it would be looked at once more
     call = workflow.call(config, *CHECK).must()
     assert call.jobs() == {"audit_engine": 6, "round": 5, "aggregate": 1, "check": 1}
-    assert call.text.count("kept, nothing it depends on has changed") == 5
+    assert call.text.count(": kept, ") == 5
     assert raw_files(workflow) == before
 
 
@@ -329,7 +329,7 @@ def test_an_engine_rebuilt_with_other_bytes_measures_nothing_again(first, workfl
     call = workflow.call(config, "--forcerun", str(payload.relative_to(workflow.folder)), *CHECK).must()
     assert call.jobs() == {"engine": 1, "audit_engine": 1, "round": 1, "aggregate": 1, "check": 1}
     assert payload.read_bytes() != bytes_before and (payload.parent / "id.json").read_bytes() == identity
-    assert "round 1: kept, nothing it depends on has changed" in call.text
+    assert "round 1: kept, " in call.text
     assert raw_files(workflow) == before
 
 
@@ -354,7 +354,7 @@ def test_a_tampered_engine_gives_no_result_and_deleting_it_repairs(first, workfl
     payload.write_text("something else")
     config["ladders"]["known"]["rounds"] = 2
     call = workflow.call(config, *CHECK).must(1)
-    assert "1 failed; see results/failures.csv" in call.text
+    assert "1 gave no result; results/failures.csv says why" in call.text
     (failure,) = workflow.table("failures.csv")
     assert (failure["rung"], failure["round"], failure["stage"]) == ("known", "2", "run")
     assert "was changed or cut short; delete" in failure["reason"]
@@ -433,7 +433,7 @@ def test_each_failure_is_one_row_with_its_reason(failing, rung, stage, permanent
 
 def test_what_did_not_fail_is_finished_and_the_call_ends_badly(failing):
     found = failing.result()
-    assert found.call.must(1).text.count("6 failed; see results/failures.csv. Everything else is finished.") == 1
+    assert "6 gave no result; results/failures.csv says why" in found.call.must(1).text
     assert len(found.failures) == 6
     assert sorted((row["ladder"], row["rung"]) for row in found.results) == [("known", "good"), ("refused", "good")]
     assert found.report

@@ -91,7 +91,7 @@ class Workflow:
     def start(self, config: Config, *arguments: str) -> tuple[subprocess.Popen[bytes], Path]:
         """Start a call in a process group of its own; returns the process and the file of its output.
 
-        Its temporary folder, and so its lock of the host, is one that no other test knows.
+        Its lock of the host is one that no other test knows, and what a kill leaves behind is in its own folder.
         """
         number = next(_numbers)
         output = self.folder / f"output-{number}.txt"
@@ -102,11 +102,12 @@ class Workflow:
             files = config
         snakemake = [sys.executable, "-m", "snakemake", "-s", str(self.repository / "Snakefile")]
         inherited = {k: v for k, v in os.environ.items() if not k.startswith(("LADDER_", "SNAKEMAKE_"))}
+        own = {"LADDER_HOST_LOCK": str(self.folder / "host.lock"), "TMPDIR": str(self.folder / "tmp")}
         with open(output, "wb") as stream:
             process = subprocess.Popen(
                 [*snakemake, "--configfile", *map(str, files), *arguments],
                 cwd=self.folder,
-                env=inherited | {"LADDER_HOST_LOCK": str(self.folder / "host.lock")},
+                env=inherited | own,
                 stdin=subprocess.DEVNULL,
                 stdout=stream,
                 stderr=subprocess.STDOUT,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import importlib.util
 import os
 import shutil
 import sys
@@ -85,14 +84,6 @@ def export(spec: Spec, weights: Path | None, module: torch.nn.Module | None, des
     dynamic = {"images": {0: "batch", 2: "height", 3: "width"}, **{name: {0: "batch"} for name in names}}
     with _contained():
         tracing.to_onnx(module, input_specs(spec, weights), names, dynamic, spec["opset"], destination)
-
-
-def assets() -> Path:
-    """The folder of the pictures that ultralytics ships, found without importing it."""
-    found = importlib.util.find_spec("ultralytics")
-    if found is None or found.origin is None:
-        raise StepError("ultralytics is not installed: its pictures are missing; name a picture folder instead")
-    return Path(found.origin).with_name("assets")
 
 
 def _checkpoint(spec: Spec, weights: Path) -> Any:

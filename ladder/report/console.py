@@ -38,7 +38,7 @@ COLUMNS: dict[str, tuple[JustifyMethod, Callable[[Row], str]]] = {
     "ran in": ("left", lambda step: step["ran_in"]),
     "verdict": ("left", lambda step: step["verdict"]),
 }
-DROPPED = ("noise floor, ms", "smallest findable", "ran in")  # one after the other, where there is no room for all
+DROPPED = ("noise floor, ms",)  # where there is no room for all; the others say what a gain is worth and what ran
 INDENT = "    "
 
 
@@ -86,7 +86,14 @@ def _steps(console: Console, steps: Sequence[Row], gain_title: str) -> None:
             table.add_row(*(_cell(name, step) for name in columns))
         if console.measure(table, options=console.options.update(width=1000)).maximum <= console.width:
             return console.print(table)
-    figures = [[f"{text} ms" if (text := from_to(step)) else "", gain(step)] for step in steps]
+    figures = [
+        [
+            f"{text} ms" if (text := from_to(step)) else "",
+            gain(step),
+            f"smallest findable {text}" if (text := percent(step["mde_pct"])) else "",
+        ]
+        for step in steps
+    ]
     widths = [max(map(len, column)) for column in zip(*figures, strict=True)]
     for step, texts in zip(steps, figures, strict=True):
         what = "; ".join(filter(None, (step["cause"], step["ran_in"])))

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+TOO_FEW_ROUNDS = "too few rounds"  # as in ladder.statistics, which needs scipy
 Row = Mapping[str, Any]
 
 NOISE_FLOOR = (
@@ -47,11 +48,14 @@ def change_ms(step: Row) -> str:
 
 
 def gain(step: Row) -> str:
-    """The gain and its interval in %, e.g. ``+31.2 % (+28.9 to +33.5)``; empty where nothing was compared."""
+    """The gain and its interval in %, e.g. ``+31.2 % (+28.9 to +33.5)``; empty where nothing was compared.
+
+    Too few rounds show no interval: that of two spans everything.
+    """
     if step["gain_pct"] is None:
         return ""
     text = f"{step['gain_pct']:+.1f} %"
-    if step["ci_low_pct"] is not None:
+    if step["ci_low_pct"] is not None and step["verdict"] != TOO_FEW_ROUNDS:
         text += f" ({step['ci_low_pct']:+.1f} to {step['ci_high_pct']:+.1f})"
     return text.replace("-", "−")
 
