@@ -359,7 +359,9 @@ def test_a_terminal_row_is_never_broken_where_a_line_of_it_fits(report):
     assert any(
         re.search("^onnxruntime-fp32 → onnxruntime-int8 ⚠ .* int8: 0.3 % of FLOPs  ", line) for line in lines(200)
     )
-    assert any(line.startswith("onnxruntime-fp32 → onnxruntime-int8 ⚠  precision ") for line in lines(120))
+    middle = [line for line in lines(150) if line.startswith("onnxruntime-fp32 → onnxruntime-int8 ⚠  precision ")]
+    assert middle and all("int8: 0.3 % of FLOPs" in line for line in middle)
+    assert any("smallest findable" in line for line in lines(120))
     narrow = lines(80)
     at = narrow.index("onnxruntime-fp32 → onnxruntime-int8 ⚠ (precision; int8: 0.3 % of FLOPs)")
     assert re.search(r"^ +\S+ → \S+ ms   \+\S+ % \(\+\S+ to \+\S+\)   faster$", narrow[at + 1])
@@ -383,6 +385,8 @@ def test_numbers_have_three_digits(value, text):
 
 def test_gains_are_written_with_their_sign_and_interval():
     step = {"gain_ms": -1.25, "from_ms": 69.4, "gain_pct": -1.8, "ci_low_pct": -2.5, "ci_high_pct": 0.1}
+    step |= {"verdict": "within noise"}
+    assert gain(step | {"verdict": "too few rounds"}) == "−1.8 %"
     assert gain(step) == "−1.8 % (−2.5 to +0.1)"
     assert gain_ms(step) == "−1.2"
     assert gain(step | {"ci_low_pct": None}) == "−1.8 %"

@@ -102,12 +102,12 @@ def _ladder_tables(summary: Row, brief: bool = False) -> list[Block]:
     columns = (
         Column("step", "step"),
         Column("cause", "cause"),
+        Column("verdict", "verdict"),
         Column("ms", "from → to, ms", True),
         *(() if brief else (Column("gain_ms", "gain (noise floor), ms", True),)),
         Column("gain", interval_title(summary), True),
         *(() if brief else (Column("findable", "smallest findable", True),)),
         Column("ran_in", "ran in"),
-        Column("verdict", "verdict"),
     )
     blocks = []
     for entry in summary["ladders"]:

@@ -40,6 +40,7 @@ COLUMNS: dict[str, tuple[JustifyMethod, Callable[[Row], str]]] = {
 }
 DROPPED = ("noise floor, ms",)  # where there is no room for all; the others say what a gain is worth and what ran
 INDENT = "    "
+ROOM_FOR_FINDABLE = 100  # columns; two lines a step have it from here
 
 
 def ladder_text(summary: Row, failures: Sequence[Row], report: str, width: int, colour: bool) -> str:
@@ -86,14 +87,10 @@ def _steps(console: Console, steps: Sequence[Row], gain_title: str) -> None:
             table.add_row(*(_cell(name, step) for name in columns))
         if console.measure(table, options=console.options.update(width=1000)).maximum <= console.width:
             return console.print(table)
-    figures = [
-        [
-            f"{text} ms" if (text := from_to(step)) else "",
-            gain(step),
-            f"smallest findable {text}" if (text := percent(step["mde_pct"])) else "",
-        ]
-        for step in steps
-    ]
+    figures = [[f"{text} ms" if (text := from_to(step)) else "", gain(step)] for step in steps]
+    if console.width >= ROOM_FOR_FINDABLE:
+        for line, step in zip(figures, steps, strict=True):
+            line.append(f"smallest findable {text}" if (text := percent(step["mde_pct"])) else "")
     widths = [max(map(len, column)) for column in zip(*figures, strict=True)]
     for step, texts in zip(steps, figures, strict=True):
         what = "; ".join(filter(None, (step["cause"], step["ran_in"])))
