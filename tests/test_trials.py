@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from onnx import TensorProto, helper, numpy_helper
-from workflow_run import ROOT, Workflow, copy_repository, onnx_model, save_onnx
+from workflow_run import ROOT, TABLES, Workflow, copy_repository, onnx_model, save_onnx
 
 from ladder.statistics import FASTER, SLOWER, WITHIN_NOISE
 
@@ -73,7 +73,7 @@ def one_try(workflow: Workflow, number: int) -> dict[str, dict[str, str]]:
         },
         "measure": {"max_seconds": 0.4, "throughput_seconds": 0},
     }
-    workflow.call(config, "--", "results/check.txt").must()
+    workflow.call(config, *TABLES).must()
     return {row["cause"]: row for row in workflow.table("ladder.csv")}
 
 
