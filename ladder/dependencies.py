@@ -18,9 +18,12 @@ ROOT = Path(__file__).parent.parent
 def code_hash(*modules: str) -> str:
     """Short hash of the named modules and everything of this package that they import.
 
-    A module is a dotted name below the repository, or the path of a .py file. Missing ones count as
-    empty, since a stack may be planned before its module is there.
+    A module is a dotted name below the repository, or the path of a .py file. A stack's missing module counts as
+    empty, since it may be planned before it is there; a missing script raises FileNotFoundError.
     """
+    for name in modules:
+        if name.startswith("scripts.") and not path_of(name).is_file():
+            raise FileNotFoundError(path_of(name))
     text = "".join(f"{name}={_meaning(name)};" for name in sorted(closure(*modules)))
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import shutil
 import sys
 import urllib.error
@@ -30,9 +31,8 @@ def obtain(spec: dict[str, Any], destination: Path, pins: Path) -> dict[str, Any
         with replacing(destination) as temporary:
             temporary.touch()
     elif weights.get("pretrained"):
-        from ladder.models import torchvision
-
-        url, prefix = torchvision.pretrained(spec)
+        # by name, so that the weights of other models do not depend on this source
+        url, prefix = importlib.import_module(f"ladder.models.{spec['source']}").pretrained(spec)
         known = read_json(pins) if pins.exists() else {}
         identity |= {"url": url, "sha256": fetch(url, known.get(url, prefix), destination)}
         write_json(pins, known | {url: identity["sha256"]})

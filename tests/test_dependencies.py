@@ -73,3 +73,8 @@ def test_the_measuring_job_does_not_depend_on_what_is_made_of_it():
     ):
         assert later not in measuring
     assert "ladder.stacks.openvino" not in measuring
+
+
+def test_a_script_that_is_not_there_is_no_silent_change():
+    with pytest.raises(FileNotFoundError):
+        dependencies.code_hash("scripts.misspelt")
