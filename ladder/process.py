@@ -9,18 +9,25 @@ import sys
 from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
+PARENT = "LADDER_PARENT"  # rules/common.smk sets it for Snakemake
 
 
 def die_with_parent() -> None:
     """Have the kernel kill this process when its parent dies (Linux; elsewhere nothing happens).
 
-    The signal is not inherited: every process of a chain asks for itself. Source: prctl(2).
+    The signal is not inherited: every process of a chain asks for itself. A parent says who it is in its child's
+    ``PARENT`` variable (``as_parent``), so that one that died before its child could ask is noticed. Source: prctl(2).
     """
+    parent = int(os.environ.pop(PARENT, os.getppid()))
     if sys.platform == "linux":
-        parent = os.getppid()
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:  # it died before the request took effect
+        if os.getppid() != parent:
             os.kill(os.getpid(), signal.SIGKILL)
+
+
+def as_parent() -> dict[str, str]:
+    """The variable with which this process starts a child that is to die with it."""
+    return {PARENT: str(os.getpid())}
 
 
 def cpu_seconds(pid: int) -> float | None:

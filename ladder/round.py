@@ -234,7 +234,8 @@ def _run(spec: dict[str, Any], rung: dict[str, Any], log: Any) -> tuple[dict[str
 def _environment(threads: int) -> dict[str, str]:
     """The caller's variables with the package on the path and the rung's own threads."""
     kept = {k: v for k, v in os.environ.items() if k not in _CLEARED}
-    return kept | {"PYTHONPATH": str(dependencies.ROOT)} | dict.fromkeys(_THREAD_VARIABLES, str(threads))
+    own = {"PYTHONPATH": str(dependencies.ROOT)} | dict.fromkeys(_THREAD_VARIABLES, str(threads))
+    return kept | own | process.as_parent()
 
 
 @contextmanager

@@ -63,11 +63,11 @@ rule report:
 # every call ends badly while anything that was asked for has no result
 rule check:
     input:
-        failures="results/failures.csv",
-        report="results/report.html",
+        failures="results/{scope}failures.csv",
+        report=lambda w: [] if w.scope else "results/report.html",
     output:
-        "results/check.txt",
+        "results/{scope}check.txt",
     log:
-        "logs/aggregate/check.log",
+        "logs/aggregate/{scope}check.log",
     shell:
         "$PYTHON $SCRIPTS/check.py --failures {input.failures:q} --output {output:q}"

@@ -6,7 +6,7 @@
 # Relative paths: a folder above may have a space in its name.
 shell.prefix(
     f"set -euo pipefail; PYTHON={relpath(sys.executable)}; SCRIPTS={relpath(workflow.basedir)}/scripts;"
-    ' SUPERVISE="$PYTHON $SCRIPTS/_supervise.py"; exec '
+    ' SUPERVISE="$PYTHON $SCRIPTS/_supervise.py"; export LADDER_PARENT=$PPID; exec '
 )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import signal
 import subprocess
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import _repository  # noqa: F401
 
-from ladder import locks, progress
+from ladder import locks, process, progress
 from ladder.errors import StepError
 from ladder.files import read_json
 from ladder.step import read_id, step
@@ -62,6 +63,7 @@ def _start(command: list[str], environment: Path | None, log) -> StepError | Non
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
+            env=os.environ | process.as_parent(),
             check=False,
         )
     except StepError as error:

@@ -19,11 +19,15 @@ def main() -> None:
     parser.add_argument("--output", type=Path, required=True, help="written only if there are none")
     arguments = parser.parse_args()
     write_text(STATE / "checked", "")  # the tables are those of this call
+    folder = arguments.failures.parent
     with open(arguments.failures, newline="", encoding="utf-8") as stream:
         failures = list(csv.DictReader(stream))
     if failures:
-        sys.exit(f"{len(failures)} gave no result; {arguments.failures} says why. The rest is in results/ladder.md.")
-    print("Tables: results/ladder.md and results/*.csv. Report: results/report.html.", flush=True)
+        sys.exit(f"{len(failures)} gave no result; {arguments.failures} says why. The rest is in {folder}/ladder.md.")
+    report = folder / "report.html"
+    print(
+        f"Tables: {folder}/ladder.md, {folder}/*.csv" + (f"; report: {report}" if report.is_file() else ""), flush=True
+    )
     write_text(arguments.output, "no failures\n")
 
 
