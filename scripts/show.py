@@ -26,7 +26,7 @@ def main() -> None:
         read_json(arguments.results / "summary.json"),
         read_table(arguments.results / "failures.csv", FAILURES),
         report=str(report) if report.is_file() else "not made",
-        width=shutil.get_terminal_size((140, 24)).columns,
+        width=shutil.get_terminal_size((160, 24)).columns,
         colour=sys.stdout.isatty(),
     )
     print(text, end="")
