@@ -87,12 +87,6 @@ def instability(latencies_ns: ArrayLike) -> list[str]:
     return found
 
 
-def spread_pct(medians: ArrayLike) -> float | None:
-    """Coefficient of variation of a rung's run medians ([rounds], any unit), in %; None below 2 rounds."""
-    values = np.asarray(medians, dtype=float)
-    return float(100 * np.std(values, ddof=1) / np.mean(values)) if len(values) >= 2 else None
-
-
 class Interval(NamedTuple):
     """Mean of log ratios with its confidence interval; floats, or arrays of one shape."""
 
