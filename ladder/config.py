@@ -19,7 +19,6 @@ from ladder import causes, parity
 from ladder.errors import ConfigError
 from ladder.stacks.registry import BUILT_IN
 
-PRECISIONS = ("fp32", "tf32", "tf32-conv", "fp16", "bf16", "int8", "int8-fp16")
 PRECISIONS_NEEDING_CALIBRATION = ("fp16", "bf16", "int8", "int8-fp16")
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="becomes part of paths")]

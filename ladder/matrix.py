@@ -92,7 +92,6 @@ class Matrix:
         self.raw = raw  # as it was given, for the report's call
         self.platform = config.platform
         self.device = config.platforms[config.platform].device
-        self.threads = config.platforms[config.platform].threads
 
     @cached_property
     def host(self) -> dict[str, Any]:
