@@ -388,6 +388,8 @@ def _faults(config: Config):
                 yield fault
         if model.source == "onnx" and "batch" not in model.axes.values():
             yield f"models.{name}.axes: {model.axes}: one axis must have the value 'batch'"
+        if model.source == "transformers" and not isinstance(model.axes.get("sequence"), int):
+            yield f"models.{name}.axes: {model.axes}: give the number of tokens, e.g. axes: {{sequence: 128}}"
     for name, ladder in config.ladders.items():
         yield from _ladder_faults(config, name, ladder)
 

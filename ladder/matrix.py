@@ -18,6 +18,7 @@ from ladder.config import PRECISIONS_NEEDING_CALIBRATION, Config, Ladder, Model,
 from ladder.config import Rung as RungConfig
 from ladder.dependencies import ROOT, code_hash
 from ladder.files import digest
+from ladder.stacks.registry import BUILT_IN
 from ladder.step import id_path_of
 
 REDUCED_PRECISIONS = PRECISIONS_NEEDING_CALIBRATION  # those with an ONNX file of their own
@@ -273,6 +274,18 @@ class Matrix:
                 code_hash(self.config.stacks[stack].module)
             except SyntaxError as error:
                 yield f"stacks.{stack}.module: {error.filename}, line {error.lineno}: {error.msg}"
+            for package in self._missing_packages(stack):
+                yield f"stacks.{stack}.packages: '{package}' is not installed in {sys.executable}; pip list names them"
+
+    def _missing_packages(self, stack: str) -> list[str]:
+        """Packages that a stack of the user's lists and the workflow's own environment lacks.
+
+        A built-in stack lists what only some models need; that its runtime is missing is told by its engine step.
+        """
+        entry = self.config.stacks[stack]
+        if stack in BUILT_IN or entry.environment != "main":
+            return []
+        return [package for package in entry.packages if package not in self.versions(stack)]
 
     # ---- what each step reads, and how its script is told --------------------------------------------
 

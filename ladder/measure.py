@@ -24,7 +24,7 @@ CHECK_EVERY = 10  # iterations between looks at the median's interval, so that l
 class Measurement:
     latencies_ns: list[list[int]]  # one list a repeat, in arrival order, warm-up excluded
     warmup: int
-    stopped_by: str  # iterations | interval | time
+    stopped_by: str  # iterations | interval | time; of several repeats each one that ended one, comma-separated
     throughput_ips: float  # images/s of the throughput pass
     throughput_launches: int
 
@@ -39,15 +39,16 @@ def measure(
     """
     inputs = cycle(batches)
     once = _with_transfers if transfers == "included" else _without_transfers
-    repeats = []
+    repeats, reasons = [], []
     with _no_garbage_collection():
         for _ in range(settings["repeats"]):
             for _ in range(settings["warmup"]):
                 once(session, next(inputs))
             latencies, stopped_by = _latencies(session, inputs, once, settings)
             repeats.append(latencies)
+            reasons.append(stopped_by)
         ips, launches = _throughput(session, inputs, batch, transfers, settings)
-    return Measurement(repeats, settings["warmup"], stopped_by, ips, launches)
+    return Measurement(repeats, settings["warmup"], ", ".join(sorted(set(reasons))), ips, launches)
 
 
 def _latencies(

@@ -89,6 +89,12 @@ def test_presets_are_valid_alone_and_cut_short(preset):
             ["models.yolo11n.axes", "'batch'"],
         ),
         (
+            lambda r: r["models"].update(
+                bert={"source": "transformers", "architecture": "bert-tiny", "weights": {"seeded": 0}, "data": "pictures"}
+            ),
+            ["models.bert.axes", "sequence: 128"],
+        ),
+        (
             lambda r: r["data"].update(pictures={"generated": {"inputs": {"images": {"dtype": "float32"}}}}),
             ["random data", "calibration: pictures"],
         ),

@@ -173,5 +173,15 @@ def test_a_stack_module_that_does_not_parse_is_named(tmp_path):
     assert "stacks.b.module" in line and "broken.py, line 1" in line
 
 
+def test_a_misspelt_package_of_the_users_own_stack_is_named():
+    def change(raw):
+        raw["stacks"] = {"mine": {"module": "mine.py", "device": "cpu", "api": "m", "compiler": "m"}}
+        raw["stacks"]["mine"]["packages"] = ["numpy", "nunpy"]
+        ladder(raw)["rungs"].append({"name": "mine", "stack": "mine"})
+
+    (line,) = matrix(change).faults()
+    assert line.startswith("stacks.mine.packages: 'nunpy' is not installed")
+
+
 def test_the_default_lacks_nothing():
     assert list(matrix().faults()) == []

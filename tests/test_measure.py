@@ -91,6 +91,13 @@ def test_a_steady_model_stops_by_its_interval():
     assert measured.stopped_by == "interval"
 
 
+def test_every_way_a_repeat_ended_is_told(monkeypatch):
+    ends = iter([([1], "time"), ([1], "interval"), ([1], "time")])
+    monkeypatch.setattr(measure, "_latencies", lambda *_: next(ends))
+    measured = measure.measure(Session(), batches(), 1, "excluded", SETTINGS | {"repeats": 3})
+    assert measured.stopped_by == "interval, time"
+
+
 def test_warm_up_and_inputs_rotate_outside_the_timed_region():
     session, given = Session(), batches(3)
     measure.measure(session, given, 1, "excluded", SETTINGS | {"iterations": 4})

@@ -156,8 +156,7 @@ def _bar(step: Row, reach_ms: float) -> Row:
     low, high = _interval_ms(step)
     left, right = sorted((step["from_ms"], step["to_ms"]))
     align = "left" if left + right < reach_ms else "right"  # so that half of the width is there for the label
-    sign = "−" if step["gain_ms"] >= 0 else "+"
-    text = f"{change_ms(step)}, {sign}{percent(abs(step['gain_pct']))}"
+    text = f"{change_ms(step)}, gain {percent(step['gain_pct']).replace('-', '−')}"
     beneath = [step["verdict"]] if step["verdict"] not in SHOWN else []
     beneath += [f"ran in {step['ran_in']}"] if step["cause"] == "precision" and step["ran_in"] else []
     return {
