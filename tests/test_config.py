@@ -90,7 +90,7 @@ def test_presets_are_valid_alone_and_cut_short(preset):
         ),
         (
             lambda r: r["models"].update(
-                bert={"source": "transformers", "architecture": "bert-tiny", "weights": {"seeded": 0}, "data": "pictures"}
+                bert=dict(source="transformers", architecture="bert-tiny", weights={"seeded": 0}, data="pictures")
             ),
             ["models.bert.axes", "sequence: 128"],
         ),
