@@ -278,7 +278,9 @@ class Limits(Section):
 
 
 class Config(Section):
-    platform: Name = "cpu"
+    platform: Name = Field(
+        "auto", description="An entry of 'platforms'; auto: the first whose device this host has, GPUs before the CPU."
+    )
     seed: Annotated[int, Field(ge=0)] = Field(0, description="Seed of the order of rungs within each round.")
     platforms: dict[Name, Platform] = Field(default_factory=lambda: {"cpu": Platform()})
     environments: dict[Name, Environment] = Field(default_factory=dict)
@@ -376,8 +378,10 @@ def _one_of(key: str, value: str, known: Any) -> str | None:
 
 def _faults(config: Config):
     """Faults that span sections, one line each."""
-    if fault := _one_of("platform", config.platform, config.platforms):
+    if config.platform != "auto" and (fault := _one_of("platform", config.platform, config.platforms)):
         yield fault
+    if "auto" in config.platforms:
+        yield "platforms.auto: 'auto' means that the host decides; give the platform another name"
     for name, stack in config.stacks.items():
         if stack.environment not in config.environments and name not in BUILT_IN:
             yield _one_of(f"stacks.{name}.environment", stack.environment, config.environments)

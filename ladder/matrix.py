@@ -17,6 +17,7 @@ from ladder import fingerprint
 from ladder.config import PRECISIONS_NEEDING_CALIBRATION, Config, Ladder, Model, factors
 from ladder.config import Rung as RungConfig
 from ladder.dependencies import ROOT, code_hash
+from ladder.errors import ConfigError
 from ladder.files import digest
 from ladder.stacks.registry import BUILT_IN
 from ladder.step import id_path_of
@@ -87,12 +88,26 @@ def python_of(environment: str, config: Config) -> str:
     return entry.python if entry and entry.python else f".venvs/{environment}/bin/python"
 
 
+def platform_of(config: Config) -> str:
+    """The configured platform; for ``auto`` the first whose device this host has, GPUs before the CPU.
+
+    Raises ConfigError where this host has none of the platforms' devices.
+    """
+    if config.platform != "auto":
+        return config.platform
+    for device in ("cuda", "cpu"):
+        for name, platform in config.platforms.items():
+            if platform.device == device and (device == "cpu" or fingerprint.host(device).get("gpu")):
+                return name
+    raise ConfigError([f"platform: auto finds the device of none of {', '.join(config.platforms)} on this host"])
+
+
 class Matrix:
     def __init__(self, config: Config, raw: dict[str, Any]):
         self.config = config
         self.raw = raw  # as it was given, for the report's call
-        self.platform = config.platform
-        self.device = config.platforms[config.platform].device
+        self.platform = platform_of(config)
+        self.device = config.platforms[self.platform].device
 
     @cached_property
     def host(self) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from typing import Any
 from ladder.median_interval import median_interval
 from ladder.stacks.base import Arrays, Session
 
+DEVICE_LAUNCHES = 30  # behind the device's own clock, which varies less than the host's
 CHECK_EVERY = 10  # iterations between looks at the median's interval, so that looking costs nothing that is timed
 
 
@@ -27,12 +28,13 @@ class Measurement:
     stopped_by: str  # iterations | interval | time; of several repeats each one that ended one, comma-separated
     throughput_ips: float  # images/s of the throughput pass
     throughput_launches: int
+    device_ms: dict[str, float]  # device_span_ms, device_busy_ms; empty where the device has no clock
 
 
 def measure(
     session: Session, batches: list[Arrays], batch: int, transfers: str, settings: dict[str, Any]
 ) -> Measurement:
-    """Warm up, time single launches, then time launches back to back.
+    """Warm up, time single launches, ask the device's own clock, then time launches back to back.
 
     ``batches`` are the distinct inputs that rotate through the bound buffer; ``settings`` is the
     configuration's measure section.
@@ -47,8 +49,9 @@ def measure(
             latencies, stopped_by = _latencies(session, inputs, once, settings)
             repeats.append(latencies)
             reasons.append(stopped_by)
+        device_ms = session.device_ms(DEVICE_LAUNCHES)
         ips, launches = _throughput(session, inputs, batch, transfers, settings)
-    return Measurement(repeats, settings["warmup"], ", ".join(sorted(set(reasons))), ips, launches)
+    return Measurement(repeats, settings["warmup"], ", ".join(sorted(set(reasons))), ips, launches, device_ms)
 
 
 def _latencies(

@@ -45,6 +45,7 @@ def run(spec: dict[str, Any], latencies_file: Path) -> dict[str, Any]:
         "allocator_mem_mb": None,
         "device_span_ms": None,
         "device_busy_ms": None,
+        **measured.device_ms,
         **session.memory_mb(),
     }
     result = {"row": row, "facts": session.facts(), "identity": stack.identity()}

@@ -64,6 +64,9 @@ def begin(workflow: Any, matrix: Matrix) -> Any:
         lock = locks.take_workflow_lock(STATE)
     except StepError as error:
         sys.exit(str(error))
+    if matrix.config.platform == "auto":
+        device = matrix.host.get("gpu") or {"name": matrix.host["processor"]}
+        print(f"Platform {matrix.platform}: {', '.join(device.values())}", file=sys.stderr)
     write_json(CONFIG_COPY, matrix.raw)
     planned = {round.record: round for round in matrix.rounds()}
     pending = [planned[job.output[0]] for job in workflow.dag.needrun_jobs() if job.rule.name == "round"]

@@ -36,7 +36,7 @@ def rung(raw, name):
 
 
 def test_the_default_configuration_is_valid():
-    assert list(config.load(DEFAULT).ladders) == ["cpu"]
+    assert list(config.load(DEFAULT).ladders) == ["cpu", "nvidia"]
 
 
 @pytest.mark.parametrize("preset", ["gpu-bench", "deep-gap", "beyond-tops"])
@@ -96,7 +96,7 @@ def test_presets_are_valid_alone_and_cut_short(preset):
         ),
         (
             lambda r: r["data"].update(pictures={"generated": {"inputs": {"images": {"dtype": "float32"}}}}),
-            ["random data", "calibration: pictures"],
+            ["random data", "int8 would", "calibration: pictures"],
         ),
     ],
 )  # fmt: skip

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ladder import config, fingerprint
+from ladder.errors import ConfigError
 from ladder.matrix import Matrix
 
 DEFAULT = yaml.safe_load((Path(__file__).parent.parent / "config.yaml").read_text())
@@ -76,10 +77,20 @@ def test_how_it_is_measured_changes_rounds_only():
     assert all(after[2][record] != before[2][record] for record in before[2])
 
 
-def test_another_driver_or_processor_rebuilds_and_measures_again(monkeypatch):
+def test_another_processor_rebuilds_and_measures_again(monkeypatch):
     before = specs(matrix())
-    monkeypatch.setattr(fingerprint, "host", lambda device: HOST | {"gpu": {"driver": "2"}})
+    monkeypatch.setattr(fingerprint, "host", lambda device: HOST | {"processor": "B"})
     after = specs(matrix())
+    for old, new in zip(before, after, strict=True):
+        assert all(new[key] != old[key] for key in old)
+
+
+def test_another_driver_rebuilds_and_measures_again(monkeypatch):
+    def planned(driver):
+        monkeypatch.setattr(fingerprint, "host", lambda device: HOST | {"gpu": {"driver": driver}})
+        return specs(matrix(lambda raw: raw.update(platform="nvidia")))
+
+    before, after = planned("1"), planned("2")
     for old, new in zip(before, after, strict=True):
         assert all(new[key] != old[key] for key in old)
 
@@ -134,6 +145,19 @@ def test_only_the_configured_platforms_ladders_are_planned():
         }
 
     assert list(matrix(change).ladders) == ["cpu"]
+
+
+@pytest.mark.parametrize(("gpu", "expected"), [({"name": "NVIDIA H200"}, "nvidia"), (None, "cpu")])
+def test_auto_takes_the_gpu_where_there_is_one(monkeypatch, gpu, expected):
+    monkeypatch.setattr(fingerprint, "host", lambda device: {"gpu": gpu} if device == "cuda" else {})
+    assert matrix(lambda raw: raw.update(platform="auto")).platform == expected
+    assert matrix(lambda raw: raw.update(platform="cpu")).platform == "cpu"
+
+
+def test_auto_without_a_platform_for_this_host_is_a_fault(monkeypatch):
+    monkeypatch.setattr(fingerprint, "host", lambda device: {"gpu": None})
+    with pytest.raises(ConfigError, match="platform: auto"):
+        matrix(lambda raw: raw["platforms"].pop("cpu") and raw["ladders"].pop("cpu") and raw.update(platform="auto"))
 
 
 def test_the_estimate_is_withheld_where_the_model_decides():

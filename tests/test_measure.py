@@ -46,6 +46,9 @@ class Session:
         self.calls.append(("synchronise", None))
         self.in_flight = 0
 
+    def device_ms(self, launches):
+        return {"device_span_ms": launches / 10}
+
     def outputs(self):
         self.calls.append(("outputs", None))
         return {}
@@ -89,6 +92,11 @@ def test_a_steady_model_stops_by_its_interval():
         Session(delay=0.001), batches(), 1, "excluded", SETTINGS | {"interval_pct": 150, "max_seconds": 30}
     )
     assert measured.stopped_by == "interval"
+
+
+def test_the_device_is_asked_for_its_own_clock():
+    measured = measure.measure(Session(), batches(), 1, "excluded", SETTINGS)
+    assert measured.device_ms == {"device_span_ms": measure.DEVICE_LAUNCHES / 10}
 
 
 def test_every_way_a_repeat_ended_is_told(monkeypatch):

@@ -75,6 +75,14 @@ class Session(Protocol):
 
     def synchronise(self) -> None: ...
 
+    def device_ms(self, launches: int) -> dict[str, float]:
+        """The device's own clock: medians over so many launches, ms a launch; empty where the device has none.
+
+        ``device_span_ms``: between events around a launch, gaps between its kernels included. ``device_busy_ms``: the
+        same where the host had submitted all of it before the device began, so that nothing waited for the host;
+        left out where that could not be had.
+        """
+
     def outputs(self) -> Arrays:
         """Copies of the outputs of the last synchronised run, as host arrays by name; bf16 comes as float32."""
 

@@ -190,6 +190,9 @@ class Session:
         if self._memory != "cpu":  # on the CPU the run returns when it is done
             self._binding.synchronize_outputs()
 
+    def device_ms(self, launches: int) -> dict[str, float]:
+        return {}
+
     def outputs(self) -> Arrays:
         values = self._binding.get_outputs()  # in the order they were bound
         return {name: np.array(value.numpy()) for name, value in zip(self._output_names, values, strict=True)}

@@ -177,6 +177,9 @@ class Session:
     def synchronise(self) -> None:
         pass
 
+    def device_ms(self, launches: int) -> dict[str, float]:
+        return {}
+
     def outputs(self) -> Arrays:
         return {name: np.array(self._request.get_tensor(output).data) for name, output in self._outputs}
 

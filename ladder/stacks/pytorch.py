@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -27,6 +28,8 @@ _PRODUCT = re.compile(r"linear|matmul|addmm|baddbmm|::b?mm$|attention|einsum")
 _WARM_UPS = 3  # runs on a side stream before a capture, as in the documentation of torch.cuda.CUDAGraph
 _PROFILED_RUNS = 5  # after one that is not counted
 _LABEL = "ladder operator "
+_WAITS_MS = (5, 20, 80, 320)  # tried in turn; the host of an eager YOLO11n needs about 4 ms to submit it
+_CYCLES_PER_MS = 2_000_000  # of a device at 2 GHz; a slower one waits longer, which is no harm
 
 
 def create(device: str = "cpu", compiler: str = "none") -> PyTorch:
@@ -203,6 +206,33 @@ class Session:
             import torch
 
             torch.cuda.synchronize(self.device)
+
+    def device_ms(self, launches: int) -> dict[str, float]:
+        """The device's own clock; see ``ladder.stacks.base.Session``. The device is kept waiting by a spinning kernel."""
+        if not self.on_gpu:
+            return {}
+        spans = [self._between_events_ms(0) for _ in range(launches)]
+        found = {"device_span_ms": statistics.median(span for span in spans if span is not None)}
+        for wait_ms in _WAITS_MS:
+            if self._between_events_ms(wait_ms) is not None:
+                busy = [ms for _ in range(launches) if (ms := self._between_events_ms(wait_ms)) is not None]
+                if 2 * len(busy) > launches:
+                    return found | {"device_busy_ms": statistics.median(busy)}
+        return found
+
+    def _between_events_ms(self, wait_ms: int) -> float | None:
+        """One launch between events, behind a device kept waiting; None where the wait ended before the host was done."""
+        import torch
+
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        if wait_ms:
+            torch.cuda._sleep(wait_ms * _CYCLES_PER_MS)
+        start.record()
+        self.run()
+        end.record()
+        in_time = not wait_ms or not start.query()
+        end.synchronize()
+        return start.elapsed_time(end) if in_time else None
 
     def outputs(self) -> Arrays:
         """As numpy has them; bf16, which it lacks, as float32."""
