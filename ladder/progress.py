@@ -16,12 +16,16 @@ def start(rounds: int, runs: int, seconds: float | None) -> None:
     write_json(_PLAN, {"rounds": rounds})
     _DONE.unlink(missing_ok=True)
     if rounds:
-        estimate = "time left is known after the first" if seconds is None else f"at most about {duration(seconds)}"
         print(
-            f"Plan: {rounds} round{'s' * (rounds > 1)}, {runs} runs to measure, {estimate}; first, whatever has to be "
-            "exported and built.",
+            f"Plan: {amount(rounds, runs, seconds)}; first, whatever has to be exported and built.",
             file=sys.stderr,
         )
+
+
+def amount(rounds: int, runs: int, seconds: float | None) -> str:
+    """How much there is to measure and how long it takes (seconds, s; None where it cannot be known)."""
+    estimate = "time left is known after the first" if seconds is None else f"at most about {duration(seconds)}"
+    return f"{rounds} round{'s' * (rounds > 1)}, {runs} runs to measure, {estimate}"
 
 
 def finish_round(seconds: float) -> str:

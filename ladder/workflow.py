@@ -15,7 +15,7 @@ from ladder import locks, progress
 from ladder.config import load
 from ladder.errors import ConfigError, StepError
 from ladder.files import write_json
-from ladder.matrix import Matrix
+from ladder.matrix import Matrix, Round
 from ladder.progress import STATE
 from ladder.step import attempts_path
 
@@ -37,6 +37,9 @@ def open_matrix(workflow: Any, config: dict[str, Any]) -> Matrix:
             raise ConfigError(faults)
     except ConfigError as error:
         sys.exit("The configuration is wrong; nothing was run.\n" + "\n".join(f"  {fault}" for fault in error.faults))
+    if workflow.output_settings.dryrun and workflow.is_main_process:
+        amount = progress.amount(*_amount(matrix, matrix.rounds()))
+        print(f"All ladders from nothing: {amount}. Still to do:", file=sys.stderr)
     if workflow.is_main_process:
         os.environ.setdefault("LADDER_SITTING", datetime.now(UTC).strftime("%Y%m%dT%H%M%S") + f"-{os.getpid()}")
     return matrix
@@ -70,13 +73,18 @@ def begin(workflow: Any, matrix: Matrix) -> Any:
     write_json(CONFIG_COPY, matrix.raw)
     planned = {round.record: round for round in matrix.rounds()}
     pending = [planned[job.output[0]] for job in workflow.dag.needrun_jobs() if job.rule.name == "round"]
-    runs = sum(len(matrix.ladders[round.ladder].rungs) for round in pending)
-    lengths = [matrix.seconds(round) for round in pending]
-    known = [length for length in lengths if length is not None]
     if _forces_rounds(workflow.dag_settings, planned):
         os.environ["LADDER_FORCE"] = "1"  # a round asked for by name is measured again, whatever its key says
-    progress.start(len(pending), runs, sum(known) if len(known) == len(lengths) else None)
+    progress.start(*_amount(matrix, pending))
     return lock
+
+
+def _amount(matrix: Matrix, rounds: list[Round]) -> tuple[int, int, float | None]:
+    """How many rounds, how many runs in them, and their expected length, s; None where one is not known."""
+    lengths = [matrix.seconds(round) for round in rounds]
+    known = [length for length in lengths if length is not None]
+    runs = sum(len(matrix.ladders[round.ladder].rungs) for round in rounds)
+    return len(rounds), runs, sum(known) if len(known) == len(lengths) else None
 
 
 def _forces_rounds(settings: Any, records: Iterable[str]) -> bool:

@@ -635,6 +635,7 @@ def preset_plans(repository, tmp_path_factory):
 def test_presets_plan_their_whole_protocol(preset_plans, name):
     engines, models, planned = PRESETS[name]
     jobs = preset_plans[name].jobs()
+    assert f"All ladders from nothing: {planned} rounds" in preset_plans[name].text
     assert (jobs["round"], jobs["engine"], jobs["audit_engine"]) == (
         planned,
         models * len(engines),
