@@ -17,3 +17,10 @@ only='sys_platform == "linux" and platform_machine == "x86_64"'
 { echo "$note"; grep -E "$kept" "$folder/main"; grep -vE "$gpu" "$folder/main" | sed 's/^opencv-python==/opencv-python-headless==/'; } > envs/main.txt
 { echo "$note Loaded by PyPI's build of torch at import, GPU or not."; grep -E "$gpu" "$folder/main" | grep -vE "$kept|^triton" | sed "s/\$/ ; $only/"; } > envs/torch-cuda.txt
 { echo "$note"; grep -vxFf "$folder/main" "$folder/all"; } > envs/test.txt
+# environments of their own, in step with the main one; TensorRT's source package fetches its other two parts itself
+for name in tensorrt-rtx cuda; do
+    "${PYTHON:-python3}" -m venv "$folder/$name"
+    "$folder/$name/bin/pip" install --quiet -c "$folder/main" -r "envs/$name.in"
+    "$folder/$name/bin/pip" freeze | grep -vE '^tensorrt_cu13_(bindings|libs)==' > "$folder/pins"
+    { echo "$note"; sed 's/^opencv-python==/opencv-python-headless==/' "$folder/pins"; } > "envs/$name.txt"
+done

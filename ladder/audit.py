@@ -17,7 +17,7 @@ import numpy as np
 
 from ladder import parity, stacks, tables
 from ladder.errors import StepError
-from ladder.stacks.base import Arrays, Node, Rung, Session, Source
+from ladder.stacks.base import Arrays, Node, Rung, Session, Source, Stack
 
 LARGEST_CHECKED_BATCH = 32  # the far end of a profile is checked too, unless a single run there would be long
 SHOWN_NAMES = 10  # of nodes in a reason; all of them are in the JSON
@@ -27,11 +27,19 @@ CONVERSIONS = frozenset(
     # kernels that only change type or layout: ONNX and ONNX Runtime, then OpenVINO, then TensorRT
     ("Cast", "QuantizeLinear", "DequantizeLinear", "ReorderInput", "ReorderOutput", "MemcpyToHost", "MemcpyFromHost")
     + ("Convert", "Reorder", "FakeQuantize")
-    + ("Reformat", "NoOp")
+    + ("Reformat", "MyelinReformat")
 )
 TARGETS = {"tf32-conv": "tf32", "int8-fp16": "int8"}  # what nodes at the precision are called, where it is not the same
 RESTS = {"int8-fp16": ("fp16",)}  # further precisions that belong to it, besides FP32
 _ORDER = ("pass", "warn", "exclude")
+
+
+class NotCompared(StepError):
+    """An engine that could be inspected, but not run; ``found`` is what ``audit`` would return, without parity."""
+
+    def __init__(self, error: StepError, found: dict[str, Any]):
+        super().__init__(str(error), permanent=error.permanent)
+        self.found = found
 
 
 def audit(
@@ -41,11 +49,14 @@ def audit(
     inputs: Arrays,
     reference: Arrays,
     graph: dict[str, Any] | None,
+    converted: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Open an engine, compare and count. Returns ``row``, ``nodes``, ``parity``, ``facts``. Raises StepError.
 
     ``spec`` is ``Matrix.audit_spec``; ``inputs`` and ``reference`` are [samples, ...] by name; ``graph`` is what
     ``ladder.graph.describe`` gave for the ONNX file the engine was made from, None for a stack that runs the module.
+    ``converted`` is the same of the file converted to the precision, where the runtime made it from another one: the
+    columns on the ONNX file are then about that. An engine that can be inspected but not run raises NotCompared.
 
     Every sample is compared at the profile's smallest batch, and as many as fit at its largest, up to
     LARGEST_CHECKED_BATCH; the figures in the row are those of the smallest batch, the verdict is the worse of both.
@@ -53,12 +64,47 @@ def audit(
     """
     rung, requested = Rung(**spec["rung"]), spec["requested_precision"]
     stack = stacks.load(**spec["stack"])
+    low = source.profile["min"]
+    first = {name: np.take(array, range(low), axis=0, mode="wrap") for name, array in inputs.items()}
+    try:
+        figures, findings, facts = _compared(stack, spec, source, payload, inputs, reference)
+    except StepError as error:
+        try:
+            nodes = stack.nodes(source, payload, rung, low, first)
+        except StepError:
+            raise error from None
+        row = {**empty_row(spec), **_node_columns(nodes, requested, graph, converted)}
+        raise NotCompared(error, {"row": row, "nodes": [asdict(node) for node in nodes]}) from error
+    nodes = stack.nodes(source, payload, rung, low, first)
+    findings += [placement(nodes, facts["provider"]), contradiction(nodes, requested, graph)]
+    findings += graph_contradiction(graph, requested)
+    verdict = max((verdict for verdict, _ in findings), key=_ORDER.index)
+    reasons = [reason for found, reason in findings if reason and found == verdict]
+    row = {
+        **empty_row(spec),
+        "verdict": verdict,
+        "reason": "; ".join(reasons) or None,
+        **_node_columns(nodes, requested, graph, converted),
+        **{f"parity_{name}": value for name, value in figures[low].items()},
+    }
+    return {
+        "row": row,
+        "nodes": [asdict(node) for node in nodes],
+        "parity": {f"batch {batch}": each for batch, each in figures.items()},
+        "facts": facts,
+    }
+
+
+def _compared(
+    stack: Stack, spec: dict[str, Any], source: Source, payload: Path | None, inputs: Arrays, reference: Arrays
+) -> tuple[dict[int, dict[str, Any]], list[tuple[str, str | None]], dict[str, Any]]:
+    """Figures of parity by batch, what follows from them, and a session's facts."""
     low, high = source.profile["min"], source.profile["max"]
     figures: dict[int, dict[str, Any]] = {}
     findings: list[tuple[str, str | None]] = []
     facts: dict[str, Any] = {}
     for batch in sorted({low, high if high <= LARGEST_CHECKED_BATCH else low}):
-        session = stack.open(source, payload, rung, batch)
+        session = stack.open(source, payload, Rung(**spec["rung"]), batch)
         samples = list(range(len(next(iter(inputs.values())))))
         if batch != low:
             samples = [i % len(samples) for i in range(batch)]
@@ -69,27 +115,7 @@ def audit(
         figures[batch] = parity.compare(found, right, spec["model"]["task"])
         verdict, reason = parity.judge(figures[batch], spec["thresholds"], is_seeded(spec))
         findings.append((verdict, reason and f"at batch {batch}: {reason}"))
-    first = {name: np.take(array, range(low), axis=0, mode="wrap") for name, array in inputs.items()}
-    nodes = stack.nodes(source, payload, rung, low, first)
-    findings += [placement(nodes, facts["provider"]), contradiction(nodes, requested, graph)]
-    findings += graph_contradiction(graph, requested)
-    verdict = max((verdict for verdict, _ in findings), key=_ORDER.index)
-    reasons = [reason for found, reason in findings if reason and found == verdict]
-    row = {
-        **empty_row(spec),
-        "verdict": verdict,
-        "reason": "; ".join(reasons) or None,
-        **count(nodes, requested),
-        "flops_at_precision_pct": flops_at_precision_pct(nodes, requested, graph),
-        **_graph_columns(graph, requested),
-        **{f"parity_{name}": value for name, value in figures[low].items()},
-    }
-    return {
-        "row": row,
-        "nodes": [asdict(node) for node in nodes],
-        "parity": {f"batch {batch}": each for batch, each in figures.items()},
-        "facts": facts,
-    }
+    return figures, findings, facts
 
 
 def verdict_of(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -212,6 +238,17 @@ def graph_contradiction(graph: Mapping[str, Any] | None, requested: str) -> list
     if graph is None or graph["precision"] != requested or graph["at_precision"]:
         return []
     return [("warn", f"the {requested} ONNX file has no node in {requested}")]
+
+
+def _node_columns(
+    nodes: Sequence[Node], requested: str, graph: Mapping[str, Any] | None, converted: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    """Columns on the executed nodes, and those on the ONNX file."""
+    return {
+        **count(nodes, requested),
+        "flops_at_precision_pct": flops_at_precision_pct(nodes, requested, graph),
+        **_graph_columns(converted or graph, requested),
+    }
 
 
 def _graph_columns(graph: Mapping[str, Any] | None, requested: str) -> dict[str, Any]:

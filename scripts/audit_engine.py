@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 import _repository  # noqa: F401
 import numpy as np
@@ -20,6 +21,7 @@ def main() -> None:
     parser.add_argument("--export-id", type=Path, required=True, help="id of the FP32 ONNX file")
     parser.add_argument("--onnx", type=Path, help="the ONNX file of the rung's precision, its id beside it")
     parser.add_argument("--graph", type=Path, help="what that ONNX file says of its nodes, JSON")
+    parser.add_argument("--converted", type=Path, help="the same of the file converted to the precision, if another")
     parser.add_argument("--weights", type=Path, help="the model's weights file")
     parser.add_argument("--weights-id", type=Path, help="its identity")
     parser.add_argument("--engine", type=Path, required=True, help="the built engine, empty where there is none")
@@ -32,6 +34,7 @@ def main() -> None:
     parser.add_argument("--log", type=Path, help="where this log goes, for the record of a failure")
     arguments = parser.parse_args()
     spec = arguments.spec
+    found: dict[str, Any] = {"row": audit.empty_row(spec), "nodes": []}
     with step("audit", arguments.output_pass, [arguments.output_audit], arguments.log):
         read_id(arguments.engine_id)
         built, exported = read_json(arguments.build), read_id(arguments.export_id)
@@ -41,8 +44,12 @@ def main() -> None:
         if sha256(arguments.reference) != exported["reference_sha256"]:
             raise StepError(f"{arguments.reference} is not the one the export wrote: delete it to have it made again")
         with np.load(arguments.inputs) as inputs, np.load(arguments.reference) as reference:
-            graph = read_json(arguments.graph) if arguments.graph else None
-            found = audit.audit(spec, source, payload, dict(inputs), dict(reference), graph)
+            try:
+                graphs = [_graph(path) for path in (arguments.graph, arguments.converted)]
+                found = audit.audit(spec, source, payload, dict(inputs), dict(reference), *graphs)
+            except audit.NotCompared as error:
+                found = error.found
+                raise
         artifact = payload or source.onnx
         found["row"] |= {
             "weights": exported["weights"],
@@ -54,9 +61,14 @@ def main() -> None:
         write_json(arguments.output_pass, audit.verdict_of(found["row"]))
     verdict = read_json(arguments.output_pass)
     if verdict["status"] != "ok":
-        row = {**audit.empty_row(spec), "verdict": "failed", "reason": verdict["reason"]}
-        write_json(arguments.output_audit, {"row": row, "nodes": []})
+        found["row"] |= {"verdict": "failed", "reason": verdict["reason"]}
+        write_json(arguments.output_audit, found)
         write_json(arguments.output_pass, {**verdict, "verdict": "failed"})
+
+
+def _graph(path: Path | None) -> dict[str, Any] | None:
+    """What an ONNX file says of its nodes; None without one, or where its conversion failed and left it empty."""
+    return read_json(path) if path and path.stat().st_size else None
 
 
 if __name__ == "__main__":

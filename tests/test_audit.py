@@ -43,6 +43,7 @@ class Doubling:
     wrong_above: int = 1000
     stray: str | None = None
     error: str | None = None
+    closed: str | None = None
     log: list = field(default_factory=list)
 
     def build(self, source, rung, destination):
@@ -55,6 +56,8 @@ class Doubling:
     def open(self, source, payload, rung, batch):
         assert (payload.read_text() if payload else "") == self.payload
         assert source.axes == {"batch": "batch"}
+        if self.closed:
+            raise StepError(self.closed)
         return Session(self, batch)
 
     def nodes(self, source, payload, rung, batch, inputs):
@@ -141,9 +144,9 @@ class Folder:
     def source(self, spec: dict, onnx_file: Path | None = None):
         return artifacts.source_of(spec, self.path / "fp32.id.json", onnx_file, None, None)
 
-    def audited(self, spec: dict, described: dict | None = None) -> dict:
+    def audited(self, spec: dict, described: dict | None = None, converted: dict | None = None) -> dict:
         with np.load(self.path / "inputs.npz") as inputs, np.load(self.path / "reference.npz") as reference:
-            return audit.audit(spec, self.source(spec), None, dict(inputs), dict(reference), described)
+            return audit.audit(spec, self.source(spec), None, dict(inputs), dict(reference), described, converted)
 
     def script(self, name: str, spec: dict, *arguments: str) -> None:
         command = [sys.executable, str(SCRIPTS / f"{name}.py"), "--spec", json.dumps(spec), *arguments]
@@ -273,6 +276,16 @@ def test_an_engine_that_is_what_it_says_passes(folder):
     assert verdict["verdict"] == "pass" and verdict["status"] == "ok"
 
 
+def test_an_engine_that_cannot_run_here_is_inspected_all_the_same(folder):
+    spec = folder.spec(closed="no device")
+    folder.build(spec)
+    found, verdict = folder.audit(spec)
+    assert found["row"].keys() == set(tables.AUDIT) and len(found["nodes"]) == 4
+    assert (found["row"]["verdict"], found["row"]["reason"]) == ("failed", "no device")
+    assert found["row"]["nodes_at_precision_pct"] == 100 and found["row"]["parity_cosine"] is None
+    assert (verdict["status"], verdict["verdict"], verdict["stage"]) == ("failed", "failed", "audit")
+
+
 def test_the_verdict_file_holds_no_figure_of_an_engine_that_is_measured(folder):
     verdicts = []
     for factor in (2.1, 2.2):
@@ -312,6 +325,19 @@ def test_a_node_elsewhere_excludes_with_its_name(folder):
     assert row["verdict"] == "exclude"
     assert row["reason"] == "1 of 5 nodes do not run on here: lost (elsewhere)"
     assert row["providers"] == {"elsewhere": 1, "here": 4}
+
+
+def test_a_file_that_the_runtime_did_without_stands_beside_what_it_made_of_another(folder):
+    """Weakly typed FP16: the engine comes from the FP32 file, AutoCast's own FP16 file is only told of."""
+    path = small_onnx.convnet(folder.path / "fp32.onnx")
+    observed = graph.observe(path, [{"x": np.zeros((1, 3, 16, 16), np.float32)}])
+    described = graph.describe(onnx.load(path), onnx.load(path), "fp32", observed)
+    nodes = len(described["detail"])
+    converted = described | {"precision": "fp16", "at_precision": 6, "at_precision_pct": 100 * 6 / nodes}
+    row = folder.audited(folder.spec("fp16", precision="fp16"), described, converted)["row"]
+    assert (row["onnx_nodes"], row["onnx_nodes_at_precision"]) == (nodes, 6)
+    assert row["nodes_at_precision_pct"] == 100 and row["verdict"] == "pass"
+    assert folder.audited(folder.spec("fp16", precision="fp16"), described)["row"]["onnx_nodes_at_precision"] is None
 
 
 @pytest.mark.parametrize(

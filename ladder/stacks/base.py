@@ -55,6 +55,7 @@ class Node:
     provider: str  # where it runs, e.g. "CPUExecutionProvider", "CPU", "cuda:0"
     time_ms: float | None = None  # mean device time a run in a profiled pass, where the runtime tells
     origin: tuple[str, ...] = ()  # names of the ONNX nodes it came from, where the runtime tells
+    evidence: str | None = None  # what told the precision, where a stack has more than one way to learn it
 
 
 class Session(Protocol):
@@ -94,7 +95,11 @@ class Session(Protocol):
         """
 
     def memory_mb(self) -> dict[str, float]:
-        """Memory readings in MB that only the runtime has, e.g. ``{"allocator_mem_mb": 12.5}``."""
+        """Memory on the device in MB (10⁶ bytes) as only the runtime knows it; what it does not tell is left out.
+
+        ``allocator_mem_mb`` (peak of its own allocator), ``weights_mb``, ``activations_mb`` (or workspace, at the
+        profile's maximum), ``context_mb``.
+        """
 
     def close(self) -> None: ...
 

@@ -208,7 +208,7 @@ class Session:
             torch.cuda.synchronize(self.device)
 
     def device_ms(self, launches: int) -> dict[str, float]:
-        """The device's own clock; see ``ladder.stacks.base.Session``. The device is kept waiting by a spinning kernel."""
+        """The device's own clock; see ``ladder.stacks.base.Session``. A spinning kernel keeps the device waiting."""
         if not self.on_gpu:
             return {}
         spans = [self._between_events_ms(0) for _ in range(launches)]
@@ -221,7 +221,7 @@ class Session:
         return found
 
     def _between_events_ms(self, wait_ms: int) -> float | None:
-        """One launch between events, behind a device kept waiting; None where the wait ended before the host was done."""
+        """One launch between events, behind a device kept waiting; None where it began before the host was done."""
         import torch
 
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)

@@ -64,7 +64,13 @@ def _raw(
     }
 
 
-_TENSORRT = ["fp32", "tf32", "fp16", "bf16", "int8", "int8-fp16"]
+def _tensorrt(environment: str, distribution: str, compiler: str = "tensorrt", **arguments: str) -> dict[str, Any]:
+    """One of TensorRT's ways to build. What differs in the engine is another compiler, or A/A steps could join them."""
+    precisions = ["fp32", "tf32", "fp16", "bf16", "int8", "int8-fp16"]
+    entry = _raw("cuda", environment, "tensorrt", compiler, distribution, precisions, ("eager", "graph"))
+    weak = arguments.get("typing") == "weak"
+    return entry | {"api": "tensorrt", "arguments": arguments, "source": "fp32-onnx" if weak else "onnx"}
+
 
 BUILT_IN: dict[str, dict[str, Any]] = {
     "pytorch-cpu": _torch("cpu", "main"),
@@ -81,7 +87,8 @@ BUILT_IN: dict[str, dict[str, Any]] = {
         "rocm", "onnxruntime-rocm", "ROCMExecutionProvider", "onnxruntime", "onnxruntime-rocm"
     ),
     "openvino-cpu": _raw("cpu", "main", "openvino", "openvino", "openvino", ["fp32", "bf16", "int8"]),
-    "tensorrt": _raw("cuda", "cuda", "tensorrt", "tensorrt", "tensorrt", _TENSORRT, ("eager", "graph")),
-    "tensorrt-rtx": _raw("cuda", "tensorrt-rtx", "tensorrt", "tensorrt", "tensorrt-rtx", _TENSORRT, ("eager", "graph")),
+    "tensorrt": _tensorrt("cuda", "tensorrt", typing="strong"),
+    "tensorrt-weak": _tensorrt("cuda", "tensorrt", "tensorrt-weak", typing="weak"),
+    "tensorrt-rtx": _tensorrt("tensorrt-rtx", "tensorrt-rtx-cu13", "tensorrt-rtx", package="tensorrt_rtx"),
     "migraphx": _raw("rocm", "rocm", "migraphx", "migraphx", "migraphx", _ONNX_PRECISIONS),
 }
