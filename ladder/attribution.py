@@ -14,13 +14,13 @@ import pandas as pd
 
 from ladder import statistics
 from ladder.errors import StepError
-from ladder.tables import LADDER
+from ladder.tables import CLEAR, FLAGS, LADDER
 
 log = logging.getLogger(__name__)
 
 Step = Mapping[str, str]  # {"from": rung, "to": rung, "cause": cause}
 Device = tuple[Any, ...]  # host and device_uuid; None where unreadable
-Runs = dict[str, dict[Any, tuple[Device, float]]]  # rung -> round -> (device, median in ms)
+Runs = dict[str, dict[Any, tuple[Device, float | None]]]  # rung -> round -> (device, median in ms; None: left out)
 
 NUMBERS = (
     "from_ms", "to_ms", "gain_ms", "gain_pct", "ci_low_pct", "ci_high_pct", "noise_floor_ms", "mde_pct",
@@ -28,26 +28,28 @@ NUMBERS = (
 )  # fmt: skip
 
 
-def attribute(runs: pd.DataFrame, ladders: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
+def attribute(runs: pd.DataFrame, ladders: Sequence[Mapping[str, Any]], exclude: Sequence[str] = FLAGS) -> pd.DataFrame:
     """One row per ladder, batch and step, with the columns of ``ladder.tables.LADDER``, in configured order.
 
     ``runs`` has the columns of ``ladder.tables.RESULTS``; each ladder is ``{"platform", "ladder", "model",
     "weights", "batches": [..], "steps": [{"from", "to", "cause"}]}``. Only rounds in which both rungs ran on one
-    host and device count; a round that spans two is left out with a warning in the log.
+    host and device count; a round that spans two is left out with a warning in the log. So is, for the steps of a
+    rung, a round whose run of that rung has one of the flags ``exclude``, columns out of ``ladder.tables.FLAGS``.
 
-    rounds: number of such rounds. from_ms, to_ms: geometric means of the run medians over them. gain_ms:
-    from_ms - to_ms. gain_pct: share of the latency removed, negative where slower. ci_low_pct, ci_high_pct: its
-    interval. noise_floor_ms and mde_pct: see ``ladder.statistics``. interaction_ms: where both orders of two
-    causes x and y stand in the ladder (A -x-> B -y-> D and A -y-> C -x-> D), the gain of x after y less the gain
-    of x before it, (C - D) - (A - B), in ms over the rounds that have all four rungs; positive where the causes
-    strengthen each other, negative where their gains overlap; the same on the four rows. What cannot be computed
-    is NaN. Raises StepError where a rung has two runs in one round or a median that is not positive.
+    rounds: number of such rounds. rounds_excluded: number of rounds left out for a flag. from_ms, to_ms: geometric
+    means of the run medians over the rounds. gain_ms: from_ms - to_ms. gain_pct: share of the latency removed,
+    negative where slower. ci_low_pct, ci_high_pct: its interval. noise_floor_ms and mde_pct: see
+    ``ladder.statistics``. interaction_ms: where both orders of two causes x and y stand in the ladder
+    (A -x-> B -y-> D and A -y-> C -x-> D), the gain of x after y less the gain of x before it, (C - D) - (A - B), in ms
+    over the rounds that have all four rungs; positive where the causes strengthen each other, negative where their
+    gains overlap; the same on the four rows. What cannot be computed is NaN. Raises StepError where a rung has two
+    runs in one round or a median that is not positive.
     """
     rows = []
     for ladder in ladders:
         for batch in ladder["batches"]:
             where = f"{ladder['platform']}, {ladder['model']}, {ladder['ladder']}, batch {batch}"
-            medians = _medians(runs, ladder, batch, where)
+            medians = _medians(runs, ladder, batch, where, exclude)
             interactions = _interactions(medians, ladder["steps"], where)
             for index, step in enumerate(ladder["steps"]):
                 rows.append(
@@ -55,11 +57,19 @@ def attribute(runs: pd.DataFrame, ladders: Sequence[Mapping[str, Any]]) -> pd.Da
                         **{key: ladder[key] for key in ("platform", "model", "weights", "ladder")},
                         "batch": batch,
                         **step,
+                        "rounds_excluded": len(_excluded(medians, (step["from"], step["to"]))),
                         **_compare(*_shared(medians, (step["from"], step["to"]), where)),
                         "interaction_ms": interactions.get(index),
                     }
                 )
-    return pd.DataFrame(rows, columns=list(LADDER)).astype(dict.fromkeys(NUMBERS, float) | {"rounds": int})
+    return pd.DataFrame(rows, columns=list(LADDER)).astype(
+        dict.fromkeys(NUMBERS, float) | {"rounds": int, "rounds_excluded": int}
+    )
+
+
+def flagged(value: Any) -> bool:
+    """Whether a flag of a run, one of ``ladder.tables.FLAGS``, holds anything; one that could not be read does not."""
+    return not pd.isna(value) and value != CLEAR
 
 
 def paths(steps: Sequence[Step]) -> list[list[Step]]:
@@ -90,13 +100,15 @@ def order(path: Sequence[Step]) -> str:
     return ", then ".join(step["cause"] for step in path)
 
 
-def _medians(runs: pd.DataFrame, ladder: Mapping[str, Any], batch: int, where: str) -> Runs:
+def _medians(runs: pd.DataFrame, ladder: Mapping[str, Any], batch: int, where: str, exclude: Sequence[str]) -> Runs:
     chosen = runs[
         (runs["batch"] == batch)
         & np.logical_and.reduce([runs[key] == ladder[key] for key in ("platform", "model", "weights", "ladder")])
     ]
     medians: Runs = {}
-    for run in chosen[["rung", "round", "host", "device_uuid", "median_ms"]].itertuples(index=False):
+    kept_out = {position for position, flags in enumerate(chosen[list(exclude)].values) if any(map(flagged, flags))}
+    columns = ["rung", "round", "host", "device_uuid", "median_ms"]
+    for position, run in enumerate(chosen[columns].itertuples(index=False)):
         rounds = medians.setdefault(run.rung, {})
         if run.round in rounds:
             raise StepError(
@@ -111,13 +123,19 @@ def _medians(runs: pd.DataFrame, ladder: Mapping[str, Any], batch: int, where: s
                 "than 0; look at its raw latencies and measure that round again"
             )
         device = tuple(None if pd.isna(part) else part for part in (run.host, run.device_uuid))
-        rounds[run.round] = (device, float(run.median_ms))
+        rounds[run.round] = (device, None if position in kept_out else float(run.median_ms))
     return medians
+
+
+def _excluded(medians: Runs, rungs: Sequence[str]) -> set[Any]:
+    """The rounds that have all these rungs, but one of them flagged."""
+    rounds = set.intersection(*(set(medians.get(rung, {})) for rung in rungs))
+    return {number for number in rounds if any(medians[rung][number][1] is None for rung in rungs)}
 
 
 def _shared(medians: Runs, rungs: Sequence[str], where: str) -> np.ndarray:
     """Medians in ms, [rungs, rounds], of the rounds in which all these rungs ran on one device."""
-    rounds = sorted(set.intersection(*(set(medians.get(rung, {})) for rung in rungs)))
+    rounds = sorted(set.intersection(*(set(medians.get(rung, {})) for rung in rungs)) - _excluded(medians, rungs))
     columns = []
     for number in rounds:
         devices, values = zip(*(medians[rung][number] for rung in rungs), strict=True)

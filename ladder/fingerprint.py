@@ -9,6 +9,7 @@ from functools import cache
 from importlib import metadata
 from typing import Any
 
+from ladder import telemetry
 from ladder.errors import StepError
 
 
@@ -27,7 +28,7 @@ def host(device: str) -> dict[str, Any]:
         "physical_cores": physical_cores(),
     }
     if device == "cuda":
-        result["gpu"] = _nvidia()
+        result["gpu"] = _gpu(device)
     return result
 
 
@@ -50,12 +51,15 @@ def cpu_quota() -> float | None:
 
 
 def device_uuid(device: str) -> str:
-    """What identifies the device a round ran on: the GPU's UUID, or the machine and its boot for a CPU."""
+    """What identifies the device a round ran on: the GPU's UUID, or the machine and its boot for a CPU.
+
+    Raises StepError where the GPU cannot be read.
+    """
     machine = _read("/etc/machine-id") or platform.node()
     boot = _read("/proc/sys/kernel/random/boot_id") or ""
     if device == "cpu":
         return "cpu-" + hashlib.sha256(f"{machine}{boot}".encode()).hexdigest()[:12]
-    raise StepError(f"device '{device}' has no reader on this host yet")
+    return telemetry.open_reader(device).uuid
 
 
 def versions(packages: list[str]) -> dict[str, str]:
@@ -87,20 +91,11 @@ def _cpuinfo() -> dict[str, str]:
     return fields
 
 
-def _nvidia() -> dict[str, str] | None:
-    """Name, compute capability and driver of the first GPU; None where no driver answers."""
+def _gpu(device: str) -> dict[str, str] | None:
+    """Name, compute capability and driver of the GPU that a round would run on; None where none can be read."""
     try:
-        import pynvml
-
-        pynvml.nvmlInit()
-        handle = pynvml.nvmlDeviceGetHandleByIndex(0)
-        major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(handle)
-        return {
-            "name": pynvml.nvmlDeviceGetName(handle),
-            "compute_capability": f"{major}.{minor}",
-            "driver": pynvml.nvmlSystemGetDriverVersion(),
-        }
-    except Exception:  # no package, no driver or no device are all the same answer: none is visible
+        return telemetry.open_reader(device).identity()
+    except StepError:
         return None
 
 

@@ -8,15 +8,19 @@ import time
 from pathlib import Path
 from typing import Any
 
-from ladder import fingerprint
+from ladder import fingerprint, telemetry
+from ladder.errors import StepError
+from ladder.telemetry.base import Reader
 
+COOLDOWN_SECONDS = 300.0  # a device that stays too hot for longer will not become as cool as asked
 BUSY_LIMIT = 0.2  # CPUs; ticks of 10 ms over 0.2 s cannot tell less than 0.05 on one CPU from nothing
 
 
 def host_state(device: str) -> dict[str, Any]:
-    """The host as it is now; anything that cannot be read is None."""
+    """The host as it is now, a GPU's settings under ``gpu_state``; anything that cannot be read is None."""
     return {
         **fingerprint.host(device),
+        **({} if device == "cpu" else {"gpu_state": _gpu_state(device)}),
         "host": platform.node(),
         "kernel": platform.release(),
         "os": _os_name(),
@@ -44,7 +48,34 @@ def warnings(state: dict[str, Any], busy: float | None, threads: int) -> list[st
         found.append(f"a cgroup grants {state['cpu_quota']:g} CPUs for {threads} threads: runs will be throttled")
     if state["physical_cores"] < threads:
         found.append(f"{threads} threads on {state['physical_cores']} physical cores")
+    if (state.get("gpu_state") or {}).get("persistence") is False:
+        found.append("the GPU's persistence mode is off: its driver may be unloaded between runs (nvidia-smi -pm 1)")
     return found
+
+
+def _gpu_state(device: str) -> dict[str, Any] | None:
+    try:
+        return telemetry.open_reader(device).state()
+    except StepError:
+        return None
+
+
+def cool_down(device: Reader, below_c: float | None) -> float | None:
+    """Wait until the device is cooler than this (°C); s waited, None where nothing is asked.
+
+    Raises StepError where it does not tell its temperature, or stays hotter for ``COOLDOWN_SECONDS``.
+    """
+    if below_c is None:
+        return None
+    start = time.monotonic()
+    while (temperature_c := device.sample().temperature_c) is None or temperature_c >= below_c:
+        if temperature_c is None:
+            raise StepError("telemetry.cooldown_below_c is set, but this device does not tell its temperature")
+        if (waited := time.monotonic() - start) > COOLDOWN_SECONDS:
+            asked = f"telemetry.cooldown_below_c asks for less than {below_c:g}"
+            raise StepError(f"the device is still at {temperature_c:g} °C after {waited:.0f} s; {asked}")
+        time.sleep(0.5)
+    return round(time.monotonic() - start, 3)
 
 
 def busy_cpus(seconds: float = 0.2) -> float | None:

@@ -14,7 +14,8 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +23,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ladder import dependencies, fingerprint, locks, preflight, process
+from ladder import dependencies, fingerprint, locks, preflight, process, telemetry
+from ladder.errors import StepError
 from ladder.files import digest, read_json, replacing, sha256, write_json
 from ladder.step import attempts_path
+from ladder.telemetry import raw as telemetry_raw
+from ladder.telemetry import sampler, summary
+from ladder.telemetry.base import Reader, Sample
 
 # variables of the caller that would change what a rung does behind the configuration's back
 _CLEARED = (
@@ -42,6 +47,17 @@ _NO_LATENCIES = np.empty((0, 2), np.int64)
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
+@dataclass(frozen=True)
+class Run:
+    """What one rung's process left behind, and what was seen of it from outside."""
+
+    result: dict[str, Any]
+    latencies_ns: np.ndarray  # [iterations, 2]: repeat, ns
+    columns: dict[str, Any]  # of results.csv
+    samples: list[Sample]
+    warnings: list[str]
+
+
 def order(rungs: list[str], seed: int, number: int) -> list[str]:
     """The rungs in the random order of one round; the same seed and round give the same order."""
     shuffled = sorted(rungs)
@@ -53,7 +69,8 @@ def measure_round(spec: dict[str, Any], output: Path, raw: Path, log: Path) -> d
     """Measure one round and write its record and its raw latencies; return the record.
 
     A finished round whose key (everything it depends on, by content) is the same is kept as it is. One with another key
-    is set aside under its key, and taken back when the configuration that it was measured for comes back.
+    is set aside under its key, and taken back when the configuration that it was measured for comes back. What was
+    seen of a GPU meanwhile stands beside the latencies (``ladder.telemetry.raw``).
     """
     upstream = {rung["rung"]["name"]: _upstream(rung) for rung in spec["rungs"]}
     # why a rung could not be had may be told differently each time; that it could not is what matters
@@ -70,6 +87,7 @@ def measure_round(spec: dict[str, Any], output: Path, raw: Path, log: Path) -> d
     rows: list[dict[str, Any]] = []
     failures: list[dict[str, Any]] = []
     tables: list[pa.Table] = []
+    samples: dict[str, list[Sample]] = {}
     details: dict[str, Any] = {}
     by_name = {rung["rung"]["name"]: rung for rung in spec["rungs"]}
     waiting = "waiting: another workflow of this host is measuring or building"
@@ -82,7 +100,10 @@ def measure_round(spec: dict[str, Any], output: Path, raw: Path, log: Path) -> d
             if (failed := upstream[name]["failed"]) is not None:
                 failures.append(_failure(spec, name, failed))
                 continue
-            result, latencies, cost = _run(spec, rung, log_stream)
+            run = _run(spec, rung, log_stream)
+            result = run.result
+            samples[name] = run.samples
+            warnings += run.warnings
             if result["status"] != "ok":
                 failures.append(_failure(spec, name, {"stage": "run", "log": str(log), **result}))
                 continue
@@ -102,16 +123,17 @@ def measure_round(spec: dict[str, Any], output: Path, raw: Path, log: Path) -> d
                     "position": position,
                     "sitting": sitting,
                     **result["row"],
-                    **cost,
+                    **run.columns,
                     "fp32_onnx_sha256": upstream[name]["fp32_onnx_sha256"],
                     "artifact_sha256": _artifact_sha256(rung, upstream[name]),
                     "raw": str(raw),
                 }
             )
-            details[name] = {"facts": result["facts"], "identity": result["identity"]}
-            tables.append(_table(name, latencies))
+            details[name] = {key: result[key] for key in ("facts", "identity", "phases")}
+            tables.append(_table(name, run.latencies_ns))
     with replacing(raw) as temporary:
         pq.write_table(pa.concat_tables(tables) if tables else _table("", _NO_LATENCIES), temporary)
+    telemetry_raw.write(raw, samples)
     record = {
         "key": key,
         "raw_sha256": sha256(raw),
@@ -175,21 +197,32 @@ def _set_aside(output: Path, raw: Path) -> None:
     """Keep measurements that the present configuration does not ask for; it may have a mistake in it."""
     record = _whole(output, raw)
     if record is not None and record["rows"]:
-        os.replace(output, _aside(output, record["key"]))
-        os.replace(raw, _aside(raw, record["key"]))
+        for path in filter(Path.exists, (output, raw, telemetry_raw.path_of(raw))):
+            os.replace(path, _aside(path, record["key"]))
 
 
 def _taken_back(output: Path, raw: Path, key: str) -> dict[str, Any] | None:
     """The record that was set aside under this key, back under its own name."""
     record = _finished(_aside(output, key), _aside(raw, key), key)
     if record is not None:
-        os.replace(_aside(raw, key), raw)
-        os.replace(_aside(output, key), output)
+        for path in (telemetry_raw.path_of(raw), raw, output):  # the record last: once it is there the round is whole
+            path.unlink(missing_ok=True)
+            if _aside(path, key).exists():
+                os.replace(_aside(path, key), path)
     return record
 
 
-def _run(spec: dict[str, Any], rung: dict[str, Any], log: Any) -> tuple[dict[str, Any], np.ndarray, dict[str, Any]]:
-    """Start one rung's process and wait. Returns its result, its latencies (ns) and what measuring cost."""
+def _run(spec: dict[str, Any], rung: dict[str, Any], log: Any) -> Run:
+    """Start one rung's process and wait; a GPU that cannot be watched is a failure of the run."""
+    try:
+        gpu = None if spec["device"] == "cpu" else telemetry.open_reader(spec["device"])
+        return _watched_run(spec, rung, gpu, log)
+    except StepError as error:
+        failed = {"status": "failed", "permanent": error.permanent, "reason": str(error)}
+        return Run(failed, _NO_LATENCIES, {}, [], [])
+
+
+def _watched_run(spec: dict[str, Any], rung: dict[str, Any], gpu: Reader | None, log: Any) -> Run:
     timeout = spec["measure"]["timeout_seconds"]
     with tempfile.TemporaryDirectory(prefix="ladder-run-") as folder:
         spec_file = Path(folder) / "run.json"
@@ -204,23 +237,30 @@ def _run(spec: dict[str, Any], rung: dict[str, Any], log: Any) -> tuple[dict[str
             },
         )
         print(f"--- {rung['rung']['name']}", file=log, flush=True)
-        time.sleep(spec["measure"]["pause_seconds"])
-        busy = preflight.busy_cpus()
-        with _watch_cost() as cost:
-            try:
-                done = subprocess.run(
-                    [rung["python"], "-m", "ladder.run", str(spec_file)],
-                    env=_environment(rung["rung"]["threads"]),
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                    timeout=timeout,
-                )
-                code: int | str | None = done.returncode
-            except subprocess.TimeoutExpired:
-                code = None
-            except OSError as error:
-                code = f"cannot start {rung['python']}: {error.strerror}; see environments in the configuration"
+        samples_file = Path(folder) / "samples.jsonl"
+        warnings = []
+        with _sampling(spec, gpu, samples_file, log) as watching:
+            cooldown_s = preflight.cool_down(gpu, spec["telemetry"]["cooldown_below_c"]) if gpu else None
+            time.sleep(spec["measure"]["pause_seconds"])
+            busy = preflight.busy_cpus()
+            with _watch_cost(watching) as cost:
+                try:
+                    done = subprocess.run(
+                        [rung["python"], "-m", "ladder.run", str(spec_file)],
+                        env=_environment(rung["rung"]["threads"], gpu),
+                        stdin=subprocess.DEVNULL,
+                        stdout=log,
+                        stderr=subprocess.STDOUT,
+                        timeout=timeout,
+                    )
+                    code: int | str | None = done.returncode
+                except subprocess.TimeoutExpired:
+                    code = None
+                except OSError as error:
+                    code = f"cannot start {rung['python']}: {error.strerror}; see environments in the configuration"
+            if watching and watching.poll() is not None:
+                ended = f"the GPU's sampler ended (exit status {watching.returncode}) before its run"
+                warnings.append(f"{ended}; what it did not see is empty")
         result_file = spec_file.with_suffix(".result.json")
         if result_file.is_file():
             result = read_json(result_file)
@@ -228,21 +268,33 @@ def _run(spec: dict[str, Any], rung: dict[str, Any], log: Any) -> tuple[dict[str
             result = {"status": "failed", "permanent": False, "reason": _death(code, timeout)}
         latencies = spec_file.with_suffix(".latencies.npy")
         values = np.load(latencies) if latencies.is_file() else _NO_LATENCIES
-    return result, values, {"load_before": busy, **cost}
+        samples = sampler.read_samples(samples_file) if gpu else []
+    columns = {"load_before": busy, **cost, "cooldown_s": cooldown_s, **dict.fromkeys(summary.COLUMNS)}
+    if gpu and result["status"] == "ok":
+        period_s, ips = spec["telemetry"]["period_seconds"], result["row"]["throughput_ips"]
+        columns |= summary.summarise(samples, result["phases"], ips, period_s)
+    return Run(result, values, columns, samples, warnings)
 
 
-def _environment(threads: int) -> dict[str, str]:
-    """The caller's variables with the package on the path and the rung's own threads."""
+def _sampling(spec: dict[str, Any], gpu: Reader | None, samples: Path, log: Any) -> Any:
+    """A context with a sampler of the GPU writing to ``samples``; with nothing where there is none."""
+    if gpu is None:
+        return nullcontext()
+    return sampler.sampling(gpu, spec["device"], spec["telemetry"]["period_seconds"], samples, log)
+
+
+def _environment(threads: int, gpu: Reader | None) -> dict[str, str]:
+    """The caller's variables with the package on the path, the rung's own threads, and the watched GPU alone."""
     kept = {k: v for k, v in os.environ.items() if k not in _CLEARED}
     own = {"PYTHONPATH": str(dependencies.ROOT)} | dict.fromkeys(_THREAD_VARIABLES, str(threads))
-    return kept | own | process.as_parent()
+    return kept | own | (gpu.visible() if gpu else {}) | process.as_parent()
 
 
 @contextmanager
-def _watch_cost() -> Iterator[dict[str, Any]]:
-    """Fill in ``parent_cpu_pct``: CPU time of the workflow engine and of this process, % of one core."""
+def _watch_cost(watching: subprocess.Popen | None) -> Iterator[dict[str, Any]]:
+    """Fill in ``parent_cpu_pct``: CPU time of workflow engine, this process and the sampler, % of one core."""
     cost: dict[str, Any] = {"parent_cpu_pct": None}
-    processes = (os.getppid(), os.getpid())
+    processes = [os.getppid(), os.getpid(), *([watching.pid] if watching else [])]
     before, start = [process.cpu_seconds(pid) for pid in processes], time.monotonic()
     yield cost
     after, seconds = [process.cpu_seconds(pid) for pid in processes], time.monotonic() - start

@@ -6,8 +6,10 @@ Needs numpy and the rung's own runtime, nothing else. ``python -m ladder.run SPE
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
+import time
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -23,11 +25,15 @@ FILES = ("export_id", "onnx", "weights", "weights_id")  # what a source is made 
 
 
 def run(spec: dict[str, Any], latencies_file: Path) -> dict[str, Any]:
-    """Measure one rung as its specification says and return its part of the row. Raises StepError."""
+    """Measure one rung as its specification says and return its part of the row. Raises StepError.
+
+    ``phases`` says when it did what, for whoever watched the device meanwhile (``ladder.telemetry.summary``).
+    """
     rung, batch = Rung(**spec["rung"]), spec["batch"]
     stack = stacks.load(**spec["stack"])
     source = artifacts.source_of(spec, *(spec[file] and Path(spec[file]) for file in FILES))
     payload = artifacts.checked_payload(Path(spec["engine"]), read_json(Path(spec["build"])))
+    opening_ns = time.perf_counter_ns()
     session = stack.open(source, payload, rung, batch)
     started_at = datetime.now(UTC).isoformat(timespec="milliseconds")
     batches = distinct_batches(Path(spec["inputs"]), batch)
@@ -41,14 +47,23 @@ def run(spec: dict[str, Any], latencies_file: Path) -> dict[str, Any]:
         "stopped_by": measured.stopped_by,
         "throughput_ips": measured.throughput_ips,
         "process_mem_mb": process.peak_memory_mb(),
-        "device_mem_mb": None,
         "allocator_mem_mb": None,
+        "weights_mb": None,
+        "activations_mb": None,
+        "context_mb": None,
         "device_span_ms": None,
         "device_busy_ms": None,
         **measured.device_ms,
         **session.memory_mb(),
     }
-    result = {"row": row, "facts": session.facts(), "identity": stack.identity()}
+    phases = {
+        "pid": os.getpid(),
+        "opening_ns": opening_ns,
+        "loops_ns": measured.loops_ns,
+        "throughput_ns": measured.throughput_ns,
+        "throughput_launches": measured.throughput_launches,
+    }
+    result = {"row": row, "facts": session.facts(), "identity": stack.identity(), "phases": phases}
     session.close()
     return result
 

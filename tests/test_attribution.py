@@ -15,7 +15,7 @@ from hypothesis.extra import numpy as arrays
 from ladder import statistics
 from ladder.attribution import attribute, order, paths
 from ladder.errors import StepError
-from ladder.tables import LADDER, RESULTS
+from ladder.tables import FLAGS, LADDER, RESULTS
 
 quick = settings(max_examples=40, deadline=None)
 two_rungs = arrays.arrays(float, st.tuples(st.just(2), st.integers(6, 10)), elements=st.floats(0.5, 200))
@@ -150,6 +150,38 @@ def test_a_pair_across_devices_is_left_out_aloud(caplog, column, other):
     assert row["rounds"] == 7
     assert "round 3 is left out" in caplog.text
     assert "cpu, m, l, batch 1" in caplog.text
+
+
+@pytest.mark.parametrize("flag", FLAGS)
+def test_a_flagged_run_takes_its_round_out_of_its_rungs_steps(flag):
+    runs = table({"a": [10.0] * 8, "b": [8.0] * 8, "c": [6.0] * 8})
+    runs[flag] = "none"
+    runs.loc[(runs["rung"] == "b") & (runs["round"] < 2), [flag, "median_ms"]] = ["software power cap", 80.0]
+    runs.loc[(runs["rung"] == "c") & (runs["round"] == 7), [flag, "median_ms"]] = ["7 (300 MB)", 60.0]
+    steps = [ladder(("a", "b", "compilation"), ("b", "c", "precision"), ("a", "c", "wrapper"))]
+    rows = attribute(runs, steps)
+    assert rows["rounds"].tolist() == [6, 5, 7] and rows["rounds_excluded"].tolist() == [2, 3, 1]
+    assert rows["gain_ms"].tolist() == pytest.approx([2, 2, 4])  # none of what was left out is in a figure
+    told = attribute(runs, steps, exclude=[])
+    assert told["rounds"].tolist() == [8] * 3 and told["rounds_excluded"].tolist() == [0] * 3
+    other = [each for each in FLAGS if each != flag]
+    assert attribute(runs, steps, exclude=other)["rounds_excluded"].tolist() == [0] * 3
+
+
+def test_a_flagged_run_is_out_of_an_interaction_too():
+    steps = (("a", "b", "launch"), ("b", "d", "compilation"), ("a", "c", "compilation"), ("c", "d", "launch"))
+    runs = table({"a": [10.0] * 7, "b": [6.0] * 7, "c": [7.0] * 7, "d": [5.0] * 7})
+    runs["throttled"] = "none"
+    runs.loc[(runs["rung"] == "d") & (runs["round"] == 0), ["throttled", "median_ms"]] = ["sync boost", 500.0]
+    rows = attribute(runs, [ladder(*steps)])
+    assert rows["interaction_ms"].tolist() == pytest.approx([(7 - 5) - (10 - 6)] * 4)
+
+
+def test_flags_that_could_not_be_read_leave_nothing_out():
+    runs = table({"a": [10.0] * 8, "b": [8.0] * 8})
+    for value in (None, float("nan"), "none"):
+        runs["throttled"] = value
+        assert attribute(runs, [ladder(("a", "b", "compilation"))])["rounds_excluded"].tolist() == [0]
 
 
 def test_rounds_on_different_devices_and_devices_without_a_uuid_pair_up(caplog):

@@ -24,6 +24,7 @@ def test_a_calm_host_gives_no_warning():
         ({"governor": "powersave"}, 0.0, "'powersave'"),
         ({"cpu_quota": 1.5}, 0.0, "grants 1.5 CPUs for 4 threads"),
         ({"physical_cores": 2}, 0.0, "4 threads on 2 physical cores"),
+        ({"gpu_state": {"persistence": False}}, 0.0, "persistence mode is off"),
     ],
 )
 def test_each_disturbance_is_one_warning(state, busy, part):
@@ -32,7 +33,9 @@ def test_each_disturbance_is_one_warning(state, busy, part):
 
 
 def test_what_cannot_be_read_is_no_warning():
-    assert preflight.warnings(dict.fromkeys(CALM) | {"physical_cores": 4}, None, 4) == []
+    unread = dict.fromkeys(CALM) | {"physical_cores": 4}
+    for gpu_state in (None, {"persistence": None}):
+        assert preflight.warnings(unread | {"gpu_state": gpu_state}, None, 4) == []
 
 
 def test_a_busy_processor_is_seen():
