@@ -22,6 +22,7 @@ include: "rules/precision.smk"
 include: "rules/engine.smk"
 include: "rules/audit.smk"
 include: "rules/measure.smk"
+include: "rules/peaks.smk"
 include: "rules/aggregate.smk"
 
 

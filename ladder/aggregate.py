@@ -11,6 +11,7 @@ import io
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -20,14 +21,17 @@ import pandas as pd
 import pyarrow
 import pyarrow.parquet
 
-from ladder import attribution, statistics, tables
+from ladder import attribution, statistics, tables, utilisation
 from ladder.errors import StepError
 from ladder.files import canonical_json, read_json, write_json, write_text
 from ladder.matrix import Round
+from ladder.peaks import DATASHEETS, Datasheet
 from ladder.report.text import ladder_markdown
 
 SCHEMA_VERSION = 1  # of summary.json; goes up when a key changes its meaning or goes away
-DERIVED = ("median_ms", "mean_ms", "std_ms", "min_ms", "p90_ms", "p95_ms", "p99_ms", "latency_ips")
+DERIVED = (
+    "median_ms", "mean_ms", "std_ms", "min_ms", "p90_ms", "p95_ms", "p99_ms", "latency_ips", *utilisation.COLUMNS
+)  # fmt: skip
 RECORDED = tuple(column for column in tables.RESULTS if column not in DERIVED)
 LADDER_KEY = ("platform", "model", "ladder")
 SATURATION_SHARE = 0.95  # of the highest median throughput seen
@@ -45,17 +49,20 @@ def aggregate(plan: Mapping[str, Any], rounds: Iterable[Path], audits: Iterable[
     """Write results.csv, ladder.csv, audit.csv, failures.csv, summary.json and ladder.md; return the summary.
 
     ``plan`` is ``Matrix.plan()``: ``{"ladders": [{"platform", "ladder", "model", "batches": [int], "rounds": int,
-    "rungs": [{"name", "engines": {batch: engine}, ..}], "steps": [{"from", "to", "cause"}]}]}``. ``rounds`` are the
-    planned rounds' JSON files, each with its Parquet beside it, and one that is not there is told among the failures;
-    ``audits`` are the engines' audit files, each with its pass file beside it. Raises StepError for a file that
-    cannot be trusted, and then writes nothing.
+    "peaks": file, "rungs": [{"name", "engines": {batch: engine}, "source", "graph": file, ..}], "steps": [{"from",
+    "to", "cause"}]}]}``; of the files those that are not there leave the columns empty that rest on them. ``rounds``
+    are the planned rounds' JSON files, each with its Parquet beside it, and one that is not there is told among the
+    failures; ``audits`` are the engines' audit files, each with its pass file beside it. Raises StepError for a file
+    that cannot be trusted, and then writes nothing.
     """
     records = sorted((_read_round(path) for path in dict.fromkeys(rounds) if path.exists()), key=_place)
     results, pooled, unsteady = _results(records)
     ladders = [ladder | {"weights": _weights(ladder, results)} for ladder in plan["ladders"]]
     audited = [_read_audit(path) for path in audits]
-    failures = _failures(ladders, records, audited)
-    steps = _steps(results, ladders)
+    peaks = {ladder["platform"]: _read_if_made(ladder["peaks"]) for ladder in ladders}
+    failures = [*_failures(ladders, records, audited), *_unmeasured(peaks)]
+    results = _with_utilisation(results, records, ladders, audited, peaks)
+    steps = _steps(results, ladders, plan.get("exclude", tables.FLAGS))
     summary = {
         "schema": SCHEMA_VERSION,
         "weights": _known([(ladder["model"], ladder["weights"]) for ladder in ladders]),
@@ -72,6 +79,8 @@ def aggregate(plan: Mapping[str, Any], rounds: Iterable[Path], audits: Iterable[
         "latency": pooled,
         "throughput": _throughput(results),
         "saturation": _saturation(_throughput(results)),
+        "utilisation": _utilisation(results),
+        "peaks": _peaks(records, peaks),
         "nodes": [row for audit in audited for row in _nodes(audit)],
         "failures": len(failures),
         "unsteady_runs": unsteady,
@@ -323,10 +332,10 @@ def _unexplained(about: Row, reason: str) -> Row:
     return dict.fromkeys(tables.FAILURES) | about | {"stage": "run", "permanent": False, "reason": reason}
 
 
-def _steps(results: Sequence[Row], ladders: Sequence[Row]) -> list[Row]:
+def _steps(results: Sequence[Row], ladders: Sequence[Row], exclude: Sequence[str]) -> list[Row]:
     """Rows of ladder.csv as plain values, None where attribution has none."""
     runs = pd.DataFrame(results, columns=list(tables.RESULTS))
-    rows = attribution.attribute(runs, ladders).to_dict("records")
+    rows = attribution.attribute(runs, ladders, exclude).to_dict("records")
     return [{str(key): None if pd.isna(value) else value for key, value in row.items()} for row in rows]
 
 
@@ -336,11 +345,11 @@ def _nested(ladders: Sequence[Row], steps: Sequence[Row], audited: Sequence[Row]
     for row in steps:
         step = {key: value for key, value in row.items() if key not in (*LADDER_KEY, "weights", "batch")}
         by_place[_key(row, "batch")].append(step)
-    audits = {tuple(audit["row"][key] for key in ("platform", "model", "engine")): audit["row"] for audit in audited}
+    audits = _audits(audited)
 
     def rungs(ladder: Row, batch: int) -> Iterator[Row]:
         for rung in ladder["rungs"]:
-            engine = {int(number): name for number, name in rung["engines"].items()}.get(batch)
+            engine = _engine(rung, batch)
             audit = audits.get((ladder["platform"], ladder["model"], engine), dict.fromkeys(AUDITED))
             yield {"name": rung["name"], "engine": engine} | {key: audit[key] for key in AUDITED}
 
@@ -350,6 +359,108 @@ def _nested(ladders: Sequence[Row], steps: Sequence[Row], audited: Sequence[Row]
         for ladder in ladders
         for batch in ladder["batches"]
     ]
+
+
+def _audits(audited: Sequence[Row]) -> dict[tuple[Any, ...], Row]:
+    """Rows of audit.csv by platform, model and engine."""
+    return {tuple(audit["row"][key] for key in ("platform", "model", "engine")): audit["row"] for audit in audited}
+
+
+def _engine(rung: Row, batch: int) -> str | None:
+    """The engine of a planned rung at a batch size; JSON has turned the plan's numbers into text."""
+    return {int(number): name for number, name in rung["engines"].items()}.get(batch)
+
+
+def _read_if_made(path: str | None) -> Row | None:
+    """A JSON file that a step may not have made: None where it is not there, or empty since that step failed."""
+    return read_json(Path(path)) if path and Path(path).is_file() and Path(path).stat().st_size else None
+
+
+def _unmeasured(peaks: Mapping[str, Row | None]) -> list[Row]:
+    """A row for each platform whose peaks could not be measured."""
+    return [
+        dict.fromkeys(tables.FAILURES)
+        | {"platform": platform}
+        | {key: found[key] for key in ("stage", "permanent", "reason", "log")}
+        for platform, found in peaks.items()
+        if found and found["status"] != "ok" and found["stage"] == "peaks"  # a rung tells of its own environment
+    ]
+
+
+def _device(state: Row) -> str | None:
+    """The name that a datasheet goes by."""
+    return (state.get("gpu") or {"name": state.get("processor")})["name"]
+
+
+def _chosen(platform: str, device: str | None, peaks: Mapping[str, Row | None]) -> tuple[Row | None, Datasheet | None]:
+    """The measured peaks and the datasheet of a device, None where there are none."""
+    found = peaks[platform]
+    return (found if found and found["status"] == "ok" else None), DATASHEETS.get(device or "")
+
+
+def _with_utilisation(
+    results: Sequence[Row],
+    records: Sequence[Row],
+    ladders: Sequence[Row],
+    audited: Sequence[Row],
+    peaks: Mapping[str, Row | None],
+) -> list[Row]:
+    """The rows of results.csv with the columns of ``ladder.utilisation``."""
+    devices = {_place(record): _device(record["host_state"]) for record in records}
+    rungs = {(*_key(ladder), rung["name"]): rung for ladder in ladders for rung in ladder["rungs"]}
+    graphs = {rung["graph"]: _read_if_made(rung["graph"]) for rung in rungs.values()}
+    audits = _audits(audited)
+    rows = []
+    for row in results:
+        if (rung := rungs.get(_key(row, "rung"))) is None:
+            raise StepError(f"the rounds of {', '.join(_key(row))} hold a rung '{row['rung']}' that is not in the plan")
+        audit = audits.get((row["platform"], row["model"], _engine(rung, row["batch"])), {})
+        chosen = utilisation.choose(*_chosen(row["platform"], devices[_key(row, "batch", "round")], peaks))
+        share, is_module = audit.get("flops_at_precision_pct"), rung["source"] == "module"
+        rows.append(row | utilisation.columns(row, graphs[rung["graph"]], is_module, share, chosen))
+    return rows
+
+
+def _utilisation(results: Sequence[Row]) -> list[Row]:
+    """The utilisation of each rung and batch: medians over its rounds, and what they say of its bound."""
+    found = []
+    shares = ("peak_compute_pct", "peak_bandwidth_pct", "unfused_bandwidth_pct", "host_share_pct")
+    for place, group in groupby(sorted(results, key=_rung_and_batch), _rung_and_batch):
+        rows = list(group)
+        medians = {column: _median([row[column] for row in rows]) for column in ("achieved_tflops", *shares)}
+        compute, least, unfused, host = (medians[share] for share in shares)
+        bound = utilisation.bound(compute, least, unfused, host, rows[0]["device"] == "cpu")
+        found.append(
+            dict(zip((*LADDER_KEY, "rung", "batch"), place, strict=True))
+            | {"rounds": len(rows), **medians, "peak_source": rows[0]["peak_source"], "bound": bound}
+        )
+    return found
+
+
+def _rung_and_batch(row: Row) -> tuple[Any, ...]:
+    return _key(row, "rung", "batch")
+
+
+def _median(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return float(np.median(known)) if known else None
+
+
+def _peaks(records: Sequence[Row], peaks: Mapping[str, Row | None]) -> list[Row]:
+    """What is known of the peaks of each platform's device: as measured, and as its datasheet says."""
+    devices = {(_head(record)["platform"], _device(record["host_state"])): None for record in records}
+    found = []
+    for platform, device in devices:
+        measured, datasheet = _chosen(platform, device, peaks)
+        found.append(
+            {
+                "platform": platform,
+                "device": device,
+                "measured": measured and {key: value for key, value in measured.items() if key != "status"},
+                "datasheet": datasheet and asdict(datasheet),
+            }
+        )
+    return found
 
 
 def _throughput(results: Sequence[Row]) -> list[Row]:
@@ -462,7 +573,7 @@ def _warnings(
 ) -> list[Row]:
     """What a reader has to know before trusting the tables, each with the rounds, runs or engines it concerns.
 
-    ``kind`` is ``host`` (said before a round), ``workflow``, ``files``, ``audit`` or ``unsteady``.
+    ``kind`` is ``host`` (said before or in a round), ``workflow``, ``files``, ``device``, ``audit`` or ``unsteady``.
     """
     of_rounds: dict[str, dict[Path, str]] = defaultdict(dict)
     for record in records:
@@ -482,6 +593,16 @@ def _warnings(
             if len(held) > 1:
                 text = f"{name}: the runs do not agree in {what}: {', '.join(held)}"
                 found.append(_warning("files", text, f"{len(held)} values"))
+    for flag in tables.FLAGS:
+        of_rung: dict[tuple[Any, ...], list[Row]] = defaultdict(list)
+        for row in results:
+            of_rung[_key(row, "rung", "batch")].append(row)
+        for runs in of_rung.values():
+            if flagged := [row for row in runs if attribution.flagged(row[flag])]:
+                row = flagged[0]
+                text = f"{row['model']}, {row['ladder']}, {row['rung']}, batch {row['batch']} was {flag}; "
+                text += f"in round {row['round']}: {row[flag]}"
+                found.append(_warning("device", text, f"{len(flagged)} of {len(runs)} runs"))
     for row in (audit["row"] for audit in audited):
         if row["verdict"] == "warn":
             found.append(_warning("audit", f"{row['model']}, {row['engine']}: {row['reason']}", "engine"))

@@ -65,7 +65,11 @@ class Stack(Section):
     device: Device
     api: str
     compiler: Literal["none", "inductor", "onnxruntime", "openvino", "tensorrt", "migraphx"] | str
-    source: Literal["onnx", "module"] = Field("onnx", description="What it starts from: the ONNX file or the module.")
+    source: Literal["onnx", "fp32-onnx", "module"] = Field(
+        "onnx",
+        description="What it starts from: the ONNX file of the rung's precision; the FP32 one where the runtime lowers "
+        "to FP16 and BF16 by itself (INT8 keeps its Q/DQ file); or the PyTorch module.",
+    )
     precisions: list[Precision] = ["fp32"]
     launches: list[Launch] = ["eager"]
     packages: list[str] = Field(default_factory=list, description="Distributions whose versions identify it.")
@@ -246,17 +250,30 @@ class Measure(Section):
     max_seconds: Annotated[float, Field(gt=0)] = Field(2.5, description="Time bound of the latency loop, s.")
     repeats: Positive = Field(1, description="Times the warm-up and the latency loop are done within one process.")
     pause_seconds: Annotated[float, Field(ge=0)] = Field(
-        0, description="Pause before each run, for the device to cool, s."
+        0, description="Pause before each run, for the device to cool, s. A GPU's idle power needs 2."
     )
     interval_pct: Annotated[float, Field(gt=0)] = Field(
         0.5, description="Tight enough: the median's 95 % interval is narrower than this share of it, %."
     )
     throughput_seconds: Annotated[float, Field(ge=0)] = Field(
-        1.0, description="Length of the throughput pass, s, at least."
+        1.0, description="Length of the throughput pass, s, at least. Energy needs some seconds: ask for 10."
     )
     throughput_iterations: Positive = Field(3, description="Launches of the throughput pass, at least.")
     queue: Positive = Field(16, description="Launches in flight at most in the throughput pass.")
     timeout_seconds: Annotated[float, Field(gt=0)] = Field(600, description="A run that takes longer is a failure, s.")
+
+
+class Telemetry(Section):
+    """What is read of a GPU beside each run, and what of it keeps a run out of the verdicts. A CPU has none."""
+
+    period_seconds: Annotated[float, Field(gt=0)] = Field(0.1, description="Between two samples, s.")
+    cooldown_below_c: float | None = Field(
+        None, description="Each run waits until the device is cooler than this, °C; empty: no run waits."
+    )
+    exclude: list[Literal["throttled", "contended"]] = Field(
+        ["throttled", "contended"],
+        description="Runs with any of these flags stay in results.csv and take their round out of their rung's steps.",
+    )
 
 
 class Threshold(Section):
@@ -289,6 +306,7 @@ class Config(Section):
     models: dict[Name, Model] = Field(min_length=1)
     ladders: dict[Name, Ladder] = Field(min_length=1)
     measure: Measure = Field(default_factory=Measure)
+    telemetry: Telemetry = Field(default_factory=Telemetry)
     parity: dict[Precision, Threshold] = Field(default_factory=dict)
     limits: Limits = Field(default_factory=Limits)
 
@@ -458,7 +476,7 @@ def _rung_faults(config: Config, where: str, rung: Rung, models: list[str]):
             yield f"{where}.stack: {rung.stack} runs a PyTorch module, but models.{name} exists as ONNX only"
         data = config.data.get(model.data)
         if (
-            stack.source == "onnx"
+            stack.source != "module"
             and rung.precision in PRECISIONS_NEEDING_CALIBRATION
             and model.calibration is None
             and data is not None

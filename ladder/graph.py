@@ -21,6 +21,12 @@ Why a node stayed, the first that holds
     ``other``: none of these, so the graph does not tell.
 
 Nodes inside the bodies of If, Loop and Scan are not counted.
+
+How elements are counted
+    ``elements`` says how much a launch reads and writes, by type and for one sample: ``weights``, the constants that
+    nodes take; ``inputs_outputs`` of the graph; ``activations``, what the nodes take and give, each for itself, as if
+    none were fused with another. Nodes that only give another view of their input, and those made of constants alone,
+    move nothing. Shapes are those that ONNX Runtime saw, types those of the file.
 """
 
 from __future__ import annotations
@@ -52,6 +58,8 @@ QUANTISED_BY_MODELOPT = frozenset(
     + ("MaxPool", "Mul")
 )
 REASONS = ("range", "op", "exclusion", "other")
+KEEPING_SHAPE = ("Cast", "QuantizeLinear", "DequantizeLinear")  # nodes that conversions insert
+VIEWS = ("Flatten", "Identity", "Reshape", "Shape", "Size", "Squeeze", "Unsqueeze")
 
 
 @dataclass(frozen=True)
@@ -146,6 +154,7 @@ def describe(
     Returns ``nodes``, ``at_precision``, ``at_precision_pct``; ``float_nodes`` and ``float_nodes_at_precision``;
     ``kept``, how many stayed for which reason; ``precisions``, how many nodes by precision (none: no float output);
     ``flops`` (``of``, ``total`` for one sample, ``at_precision``, ``at_precision_pct``, None without any);
+    ``elements`` of ``converted`` by type (see above), None where a shape or type is not known;
     and ``detail``, of each node: ``name``, ``output`` (the first), ``type``, ``precision``, ``at_precision``,
     ``reason``, ``flops``.
     """
@@ -171,6 +180,7 @@ def describe(
             "at_precision": converted_flops,
             "at_precision_pct": 100 * converted_flops / total if total else None,
         },
+        "elements": view.elements(),
         "detail": detail,
     }
 
@@ -239,6 +249,43 @@ class _View:
                 "reason": None if at else reason,
                 "flops": flops(node, self.observed.shapes),
             }
+
+    def elements(self) -> dict[str, dict[str, int]] | None:
+        """Elements by type of weights, inputs and outputs, and activations; None where a shape or type is unknown."""
+        graph, shapes, constants = self.converted.graph, self._shapes(), set(self.constants)
+        weights: set[str] = set()
+        activations: list[str] = []
+        for node in graph.node:
+            taken, given = [name for name in node.input if name], [name for name in node.output if name]
+            if constants.issuperset(taken):
+                constants.update(given)
+            elif node.op_type not in VIEWS:
+                weights.update(constants.intersection(taken))
+                activations += [name for name in (*taken, *given) if name not in constants]
+        ends = [value.name for value in (*graph.input, *graph.output) if value.name not in constants]
+        counted = {"weights": sorted(weights), "inputs_outputs": ends, "activations": activations}
+        if any(name not in shapes or name not in self.types for names in counted.values() for name in names):
+            return None
+        return {what: self._by_type(names, shapes) for what, names in counted.items()}
+
+    def _by_type(self, names: list[str], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
+        found: Counter[str] = Counter()
+        for name in names:
+            kind = self.types[name]
+            found[FLOATS.get(kind) or onnx.helper.tensor_dtype_to_np_dtype(kind).name] += prod(shapes[name])
+        return dict(sorted(found.items()))
+
+    def _shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shapes of the converted graph for one sample: as observed in the FP32 graph, through what was inserted."""
+        shapes = dict(self.observed.shapes) | {t.name: tuple(t.dims) for t in self.converted.graph.initializer}
+        originals = {node.name: node for node in self.original.graph.node if node.name}
+        for node in self.converted.graph.node:
+            before = [node.input[0]] if node.op_type in KEEPING_SHAPE else []
+            before = before or list(getattr(originals.get(node.name), "output", ()))
+            for name, known in zip(node.output, before, strict=False):
+                if known in shapes:
+                    shapes.setdefault(name, shapes[known])
+        return shapes
 
     def _precision(self, node: NodeProto | None) -> str:
         """fp32, fp16, …; int8; none (no float output); mixed; unknown (not typed); removed (not in the graph)."""

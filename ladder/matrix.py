@@ -24,6 +24,7 @@ from ladder.step import id_path_of
 
 REDUCED_PRECISIONS = PRECISIONS_NEEDING_CALIBRATION  # those with an ONNX file of their own
 SAME_ONNX = ("fp32", "tf32", "tf32-conv")  # these run the FP32 file; what differs is the runtime's setting
+BY_THE_RUNTIME = {"fp16": "fp32", "bf16": "fp32", "int8-fp16": "int8"}  # whose file a source of fp32-onnx takes
 
 
 @dataclass(frozen=True)
@@ -213,9 +214,23 @@ class Matrix:
 
     def onnx(self, engine: Engine) -> str | None:
         """The ONNX file an engine is built from; None for a stack that runs the module."""
-        if self.config.stacks[engine.rung["stack"]].source == "module":
+        source = self.config.stacks[engine.rung["stack"]].source
+        if source == "module":
             return None
-        return export_file(engine.model, f"{_file_precision(engine.precision)}.onnx")
+        own = BY_THE_RUNTIME.get(engine.precision, engine.precision) if source == "fp32-onnx" else engine.precision
+        return export_file(engine.model, f"{_file_precision(own)}.onnx")
+
+    def graph(self, engine: Engine) -> str:
+        """What the ONNX file that an engine computes says of its nodes: the FP32 one for a stack that runs a module."""
+        return str(Path(self.onnx(engine) or export_file(engine.model, "fp32.onnx")).with_suffix(".graph.json"))
+
+    def converted_graph(self, engine: Engine) -> str | None:
+        """The graph of the file converted to an engine's precision, where the runtime makes it from another file."""
+        converted = export_file(engine.model, f"{_file_precision(engine.precision)}.graph.json")
+        return converted if self.onnx(engine) and converted != self.graph(engine) else None
+
+    def graphs_of(self, ladders: list[str]) -> list[str]:
+        return sorted({self.graph(engine) for engine in self.engines_of(ladders)})
 
     def stack_spec(self, stack: str) -> dict[str, Any]:
         entry = self.config.stacks[stack]
@@ -329,6 +344,7 @@ class Matrix:
         return {
             **self.engine_inputs(engine),
             **({"graph": str(Path(onnx).with_suffix(".graph.json"))} if onnx else {}),
+            **({"converted": converted} if (converted := self.converted_graph(engine)) else {}),
             "inputs_id": export_file(engine.model, "inputs.id.json"),
             "inputs": export_file(engine.model, "inputs.npz"),
             "reference": export_file(engine.model, "reference.npz"),
@@ -338,14 +354,14 @@ class Matrix:
 
     def audit_arguments(self, engine: Engine) -> str:
         inputs = self.audit_inputs(engine)
-        named = ("graph", "inputs", "reference", "engine_id", "engine")
+        named = ("graph", "converted", "inputs", "reference", "engine_id", "engine")
         return " ".join(
             [self.engine_arguments(engine), f"--build {engine.build}"]
             + [f"--{name.replace('_', '-')} {inputs[name]}" for name in named if name in inputs]
         )
 
-    def environment_argument(self, engine: Engine) -> str:
-        path = self.environment_id(engine.rung["stack"])
+    def environment_argument(self, stack: str) -> str:
+        path = self.environment_id(stack)
         return f"--environment {path}" if path else ""
 
     def engine_code(self, script: str, engine: Engine) -> str:
@@ -404,6 +420,7 @@ class Matrix:
             "round": round.number,
             "seed": self.config.seed,
             "measure": self.config.measure.model_dump(),
+            "telemetry": None if self.device == "cpu" else self.config.telemetry.model_dump(exclude={"exclude"}),
             "inputs": export_file(round.model, "inputs.npz"),
             "profile": profile_of(model),
             "fingerprint": self.host,
@@ -452,10 +469,40 @@ class Matrix:
             ],
         }
 
+    @cached_property
+    def peaks_stack(self) -> str | None:
+        """The stack whose PyTorch measures the device's peaks: one in an environment that the ladders need anyway."""
+        environments = {
+            self.config.stacks[rung.stack].environment for ladder in self.ladders.values() for rung in ladder.rungs
+        }
+        return next(
+            (
+                name
+                for name, stack in self.config.stacks.items()
+                if stack.api == "pytorch" and stack.device == self.device and stack.environment in environments
+            ),
+            None,
+        )
+
+    @property
+    def peaks(self) -> str | None:
+        """The file of the measured peaks; None where no PyTorch could measure them."""
+        return f"artifacts/{self.platform}/peaks.json" if self.peaks_stack else None
+
+    def peaks_spec(self) -> dict[str, Any]:
+        assert self.peaks_stack
+        threads = self.config.platforms[self.platform].threads
+        return {
+            "device": self.device,
+            "threads": fingerprint.physical_cores() if threads == "physical" else threads,
+            "fingerprint": {**self.host, "versions": {"torch": self.versions(self.peaks_stack).get("torch")}},
+        }
+
     def plan(self, ladders: list[str]) -> dict[str, Any]:
         """What the tables are made for: the named ladders with their rungs and steps."""
         return {
             "platform": self.platform,
+            "exclude": self.config.telemetry.exclude,
             "ladders": [
                 {
                     "platform": self.platform,
@@ -463,6 +510,7 @@ class Matrix:
                     "model": model,
                     "batches": ladder.batches,
                     "rounds": ladder.rounds,
+                    "peaks": self.peaks,
                     "rungs": [self._plan_rung(ladder, model, rung) for rung in ladder.rungs],
                     "steps": [step.model_dump(by_alias=True) for step in ladder.all_steps()],
                 }
@@ -473,8 +521,13 @@ class Matrix:
         }
 
     def _plan_rung(self, ladder: Ladder, model: str, rung: RungConfig) -> dict[str, Any]:
-        engines = {b: self.engine(ladder, model, rung, b).name for b in ladder.batches}
-        return {**self.rung(ladder, rung), "engines": engines}
+        engines = {b: self.engine(ladder, model, rung, b) for b in ladder.batches}
+        return {
+            **self.rung(ladder, rung),
+            "engines": {batch: engine.name for batch, engine in engines.items()},
+            "source": self.config.stacks[rung.stack].source,
+            "graph": self.graph(next(iter(engines.values()))),
+        }
 
     def seconds(self, round: Round) -> float | None:
         """A round's expected length, s; None where fixed iteration counts leave it to the model's speed."""

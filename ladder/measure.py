@@ -29,6 +29,8 @@ class Measurement:
     throughput_ips: float  # images/s of the throughput pass
     throughput_launches: int
     device_ms: dict[str, float]  # device_span_ms, device_busy_ms; empty where the device has no clock
+    loops_ns: list[tuple[int, int]]  # start and end of each latency loop by the same clock
+    throughput_ns: tuple[int, int]  # of the throughput pass
 
 
 def measure(
@@ -41,17 +43,30 @@ def measure(
     """
     inputs = cycle(batches)
     once = _with_transfers if transfers == "included" else _without_transfers
-    repeats, reasons = [], []
+    repeats, reasons, loops = [], [], []
     with _no_garbage_collection():
         for _ in range(settings["repeats"]):
             for _ in range(settings["warmup"]):
                 once(session, next(inputs))
+            start = time.perf_counter_ns()
             latencies, stopped_by = _latencies(session, inputs, once, settings)
+            loops.append((start, time.perf_counter_ns()))
             repeats.append(latencies)
             reasons.append(stopped_by)
         device_ms = session.device_ms(DEVICE_LAUNCHES)
+        start = time.perf_counter_ns()
         ips, launches = _throughput(session, inputs, batch, transfers, settings)
-    return Measurement(repeats, settings["warmup"], ", ".join(sorted(set(reasons))), ips, launches, device_ms)
+        end = time.perf_counter_ns()
+    return Measurement(
+        latencies_ns=repeats,
+        warmup=settings["warmup"],
+        stopped_by=", ".join(sorted(set(reasons))),
+        throughput_ips=ips,
+        throughput_launches=launches,
+        device_ms=device_ms,
+        loops_ns=loops,
+        throughput_ns=(start, end),
+    )
 
 
 def _latencies(

@@ -1,19 +1,27 @@
 """The columns of every table the pipeline writes, in order. Docs, schema tests and writers share them."""
 
 FACTORS = ("device", "api", "compiler", "precision", "launch", "shape", "transfers", "threads", "options")
+FLAGS = ("throttled", "contended")  # of a run whose latencies are not the rung's own; verdicts leave it out
+CLEAR = "none"  # what stands in a flag that could be read and says nothing; empty: it could not be read
 
 RESULTS = (
     "platform", "host", "device_uuid", "model", "weights", "ladder", "rung", "stack", *FACTORS,
     "batch", "round", "position", "sitting", "started_at", "warmup", "iterations", "stopped_by",
     "median_ms", "mean_ms", "std_ms", "min_ms", "p90_ms", "p95_ms", "p99_ms",
     "device_span_ms", "device_busy_ms", "latency_ips", "throughput_ips",
-    "process_mem_mb", "device_mem_mb", "allocator_mem_mb", "load_before", "parent_cpu_pct",
+    "achieved_tflops", "peak_compute_pct", "peak_bandwidth_pct", "unfused_bandwidth_pct", "host_share_pct",
+    "peak_source", "bound",
+    "process_mem_mb", "device_mem_mb", "device_mem_source", "allocator_mem_mb", "weights_mb", "activations_mb",
+    "context_mb", "load_before", "parent_cpu_pct", "cooldown_s", "temperature_start_c", "temperature_end_c",
+    "sm_clock_start_mhz", "sm_clock_end_mhz", "memory_clock_start_mhz", "memory_clock_end_mhz", *FLAGS,
+    "throughput_throttled", "idle_power_w", "power_w", "energy_window_s", "energy_j_per_image", "ips_per_w",
     "fp32_onnx_sha256", "artifact_sha256", "raw",
 )  # fmt: skip
 
 LADDER = (
-    "platform", "model", "weights", "ladder", "batch", "from", "to", "cause", "rounds", "from_ms", "to_ms",
-    "gain_ms", "gain_pct", "ci_low_pct", "ci_high_pct", "noise_floor_ms", "mde_pct", "interaction_ms", "verdict",
+    "platform", "model", "weights", "ladder", "batch", "from", "to", "cause", "rounds", "rounds_excluded",
+    "from_ms", "to_ms", "gain_ms", "gain_pct", "ci_low_pct", "ci_high_pct", "noise_floor_ms", "mde_pct",
+    "interaction_ms", "verdict",
 )  # fmt: skip
 
 AUDIT = (

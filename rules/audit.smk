@@ -11,7 +11,7 @@ rule audit_engine:
         "logs/audit_engine/{platform}/{model}/{engine}.log",
     params:
         spec=spec(lambda w: matrix.audit_spec(engine_of(w))),
-        environment=lambda w: matrix.environment_argument(engine_of(w)),
+        environment=lambda w: matrix.environment_argument(engine_of(w).rung["stack"]),
         python=lambda w: matrix.python(engine_of(w).rung["stack"]),
         files=lambda w: matrix.audit_arguments(engine_of(w)),
         code=lambda w: matrix.engine_code("audit_engine", engine_of(w)),

@@ -12,7 +12,7 @@ rule engine:
         "logs/engine/{platform}/{model}/{engine}.log",
     params:
         spec=spec(lambda w: matrix.engine_spec(engine_of(w))),
-        environment=lambda w: matrix.environment_argument(engine_of(w)),
+        environment=lambda w: matrix.environment_argument(engine_of(w).rung["stack"]),
         python=lambda w: matrix.python(engine_of(w).rung["stack"]),
         files=lambda w: matrix.engine_arguments(engine_of(w)),
         code=lambda w: matrix.engine_code("engine", engine_of(w)),

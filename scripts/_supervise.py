@@ -26,6 +26,7 @@ def main() -> None:
         "--outputs", type=Path, nargs="+", required=True, help="every file the step writes, the id last"
     )
     parser.add_argument("--environment", type=Path, help="id of the environment the step runs in")
+    parser.add_argument("--alone", action="store_true", help="the step times something: nothing runs beside it")
     parser.add_argument("--log", type=Path, required=True, help="where the step's messages go")
     parser.add_argument("command", nargs=argparse.REMAINDER, help="-- PYTHON SCRIPT ARGUMENTS")
     arguments = parser.parse_args()
@@ -34,8 +35,9 @@ def main() -> None:
     arguments.log.parent.mkdir(parents=True, exist_ok=True)
     with open(arguments.log, "w", encoding="utf-8") as log:
         sys.stderr = log
-        waiting = f"{arguments.stage}: waiting, another workflow of this host is measuring"
-        with locks.host_lock(exclusive=False, waiting=waiting):
+        others = "measuring or building" if arguments.alone else "measuring"
+        waiting = f"{arguments.stage}: waiting, another workflow of this host is {others}"
+        with locks.host_lock(exclusive=arguments.alone, waiting=waiting):
             reason = _start(command, arguments.environment, log)
         if not id_path.exists():
             with step(arguments.stage, id_path, arguments.outputs[:-1], arguments.log):
@@ -45,7 +47,7 @@ def main() -> None:
 
 def _said(stage: str, id_path: Path, seconds: float) -> str:
     """The one line that a person sees of a step: what it made and how long it took, or why it made nothing."""
-    name = re.sub(r"(/id|\.id|\.pass)\.json$", "", "/".join(part for part in id_path.parts[1:] if part != "audit"))
+    name = re.sub(r"(/id|\.id|\.pass)?\.json$", "", "/".join(part for part in id_path.parts[1:] if part != "audit"))
     record = read_json(id_path)
     if record["status"] == "ok":
         return f"{stage} {name}: {progress.duration(seconds)}"

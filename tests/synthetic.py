@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ladder import tables
+from ladder.aggregate import RECORDED
 from ladder.files import write_json
 
 # rung -> (factors that differ from CPU defaults, invented ms per launch, invented ms per image)
@@ -33,13 +34,26 @@ def _steps(*steps: tuple[str, str, str]) -> list[dict[str, str]]:
     return [{"from": a, "to": b, "cause": cause} for a, b, cause in steps]
 
 
+def _rungs(model: str, rungs: dict[str, Any], batches: tuple[str, ...]) -> list[dict[str, Any]]:
+    return [
+        {
+            "name": name,
+            "engines": dict.fromkeys(batches, name),
+            "source": "module" if factors["api"] == "pytorch" else "onnx",
+            "graph": f"artifacts/{model}/{factors.get('precision', 'fp32')}.graph.json",
+        }
+        for name, (factors, _, _) in rungs.items()
+    ]
+
+
 CPU_LADDER = {
     "platform": "synthetic-cpu",
     "ladder": "cpu",
     "model": "yolo11n",
     "batches": [1, 2, 4, 8],
     "rounds": 8,
-    "rungs": [{"name": name, "engines": {"1": name, "2": name, "4": name, "8": name}} for name in CPU_RUNGS],
+    "peaks": "artifacts/synthetic-cpu/peaks.json",
+    "rungs": _rungs("yolo11n", CPU_RUNGS, ("1", "2", "4", "8")),
     "steps": _steps(
         ("pytorch-fp32", "onnxruntime-fp32", "compilation"),
         ("onnxruntime-fp32", "onnxruntime-int8", "precision"),
@@ -53,7 +67,8 @@ GPU_LADDER = {
     "model": "resnet18",
     "batches": [1, 8],
     "rounds": 8,
-    "rungs": [{"name": name, "engines": {"1": name, "8": name}} for name in GPU_RUNGS],
+    "peaks": "artifacts/synthetic-gpu/peaks.json",
+    "rungs": _rungs("resnet18", GPU_RUNGS, ("1", "8")),
     "steps": _steps(
         ("eager", "graph", "launch"),
         ("graph", "tensorrt-graph", "compilation"),
@@ -66,7 +81,9 @@ WEIGHTS = {"yolo11n": "seeded(0)", "resnet18": "pretrained sha256:f37072fd"}
 
 
 def write_run(folder: Path, ladders: list[dict[str, Any]], iterations: int = 30) -> tuple[dict[str, Any], list[Path]]:
-    """Write every round of the ladders under ``folder``; return the plan and the rounds' files."""
+    """Write every round of the ladders under ``folder``, and artifacts beside it; return the plan and the rounds."""
+    for ladder in ladders:
+        _write_artifacts(folder.parent, ladder)
     paths = [
         write_round(folder, ladder, batch, number, iterations)
         for ladder in ladders
@@ -74,6 +91,24 @@ def write_run(folder: Path, ladders: list[dict[str, Any]], iterations: int = 30)
         for number in range(1, ladder["rounds"] + 1)
     ]
     return {"ladders": ladders}, paths
+
+
+PEAKS = {
+    "cpu": {"device": "Synthetic CPU @ 2.00GHz", "tflops": {"fp32": 0.125}, "missing": {"int8": "a plain loop"}},
+    "cuda": {"device": "Synthetic GPU", "tflops": {"fp32": 40.0, "fp16": 600.0}, "missing": {}},
+}
+
+
+def _write_artifacts(folder: Path, ladder: dict[str, Any]) -> None:
+    """What an ONNX file says of 8 GFLOPs and 20 MB of FP32 weights, and measured peaks."""
+    for graph in {rung["graph"] for rung in ladder["rungs"]}:
+        elements = {"weights": {"fp32": 5_000_000}, "inputs_outputs": {"fp32": 2_000_000}}
+        elements |= {"activations": {"fp32": 100_000_000, "int64": 700}}
+        write_json(folder / graph, {"precision": "fp32", "flops": {"total": 8_000_000_000}, "elements": elements})
+    device = "cuda" if "gpu" in ladder["platform"] else "cpu"
+    further = {"torch": "2.99.0", "threads": 2, "sizes": {"fp32": 2048}, "copy_bytes": 2**29, "load_before": 0.1}
+    bandwidth = {"cpu": 20.0, "cuda": 4000.0}[device]
+    write_json(folder / ladder["peaks"], {"status": "ok", **PEAKS[device], "bandwidth_gb_s": bandwidth, **further})
 
 
 def write_round(
@@ -142,8 +177,7 @@ def _row(
     raw: str,
 ) -> dict[str, Any]:
     defaults = {"device": "cpu", "precision": "fp32", "launch": "eager", "shape": "dynamic", "transfers": "excluded"}
-    derived = ("median_ms", "mean_ms", "std_ms", "min_ms", "p90_ms", "p95_ms", "p99_ms", "latency_ips")
-    row = dict.fromkeys(column for column in tables.RESULTS if column not in derived)
+    row = dict.fromkeys(RECORDED)
     return row | {
         **{key: ladder[key] for key in ("platform", "model", "ladder")},
         "host": "synthetic",
@@ -163,6 +197,9 @@ def _row(
         "warmup": 3,
         "iterations": len(ns),
         "stopped_by": "time",
+        "device_busy_ms": float(ns.min() / 1e6 * (0.97 if "launch" in factors else 0.3))
+        if "device" in factors
+        else None,
         "throughput_ips": float(batch / np.mean(ns) * 1e9 * 1.04),
         "process_mem_mb": 410.5,
         "load_before": 0.4,

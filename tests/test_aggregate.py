@@ -131,7 +131,7 @@ def test_a_round_without_any_result_has_an_empty_raw_file(tmp_path):
         (lambda path: path.with_suffix(".parquet").write_bytes(b"PAR1"), "cannot read raw latencies"),
         (lambda path: path.with_suffix(".parquet").unlink(), "cannot read raw latencies"),
         (lambda path: synthetic.write_raw(path.with_suffix(".parquet"), []), "has 30 timed iterations"),
-        (lambda path: change(path, rows=[{"rung": "x"}]), "without allocator_mem_mb"),
+        (lambda path: change(path, rows=[{"rung": "x"}]), "without activations_mb"),
         (lambda path: shutil.copy(path.with_name("2.json"), path), "a second result of"),
     ],
 )
@@ -309,6 +309,28 @@ def test_a_busy_workflow_and_changed_files_are_warned_of(run):
     said = {w["warning"]: w["scope"] for w in aggregate(plan, rounds, audits, out)["warnings"]}
     assert any("up to 3.5 % of a core" in text and scope == "5 of 80 runs" for text, scope in said.items())
     assert any("do not agree in fp32_onnx_sha256" in text for text in said)
+
+
+def test_flagged_runs_stay_in_the_table_leave_the_verdicts_and_are_told(run):
+    plan, rounds, audits, out = run
+    for path in rounds[:3]:
+        rows = read_json(path)["rows"]
+        flags = {"openvino-int8": {"throttled": "software power cap"}, "openvino-fp32": {"contended": "none"}}
+        change(path, rows=[row | flags.get(row["rung"], {}) for row in rows])
+    summary = aggregate(plan, rounds, audits, out)
+    assert len(table(out, "results.csv")) == 80
+    assert {row["throttled"] for row in table(out, "results.csv")} == {"", "software power cap"}
+    steps = {(r["batch"], r["to"]): r for r in table(out, "ladder.csv")}
+    assert (steps["1", "openvino-int8"]["rounds"], steps["1", "openvino-int8"]["rounds_excluded"]) == ("5", "3")
+    assert (steps["1", "openvino-fp32"]["rounds"], steps["1", "openvino-fp32"]["rounds_excluded"]) == ("8", "0")
+    said = {w["warning"]: w["scope"] for w in summary["warnings"] if w["kind"] == "device"}
+    text = "yolo11n, cpu, openvino-int8, batch 1 was throttled; in round 1: software power cap"
+    assert said == {text: "3 of 8 runs"}
+    markdown = (out / "ladder.md").read_text()
+    assert text in markdown
+    assert "openvino-fp32 → openvino-int8: 3 rounds left out, in which the device was throttled" in markdown
+    kept = aggregate(plan | {"exclude": ["contended"]}, rounds, audits, out)
+    assert {step["rounds_excluded"] for entry in kept["ladders"] for step in entry["steps"]} == {0}
 
 
 def test_versions_and_host_state_are_told_once_or_with_all_their_values(run):

@@ -10,7 +10,7 @@ import pytest
 import small_onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from ladder import graph, precision
+from ladder import graph, precision, utilisation
 from ladder.graph import Observed
 
 NOTHING = Observed({}, {})
@@ -51,6 +51,11 @@ def test_autocast_of_yolo11n_converts_395_of_419_nodes(yolo, tmp_path):
     assert by_reason["op"] == {"Range"} and "Concat" in by_reason["range"]
     # ultralytics says 6.5 GFLOPs
     assert found["flops"]["total"] == pytest.approx(6.5e9, rel=0.02) and found["flops"]["at_precision_pct"] == 100
+    moved = found["elements"]["activations"]
+    assert moved["fp16"] > 30 * moved["fp32"] and found["elements"]["weights"]["fp16"] > 2_600_000
+    fp32 = graph.describe(onnx.load(path), onnx.load(path), "fp32", observed)["elements"]
+    assert round(utilisation.least_bytes(fp32, "fp32", 1) / 1e6) == 18  # MB, as docs/method.md has it
+    assert round(utilisation.unfused_bytes(fp32, 1) / 1e6) == 637
 
 
 def test_fp32_tensors_under_an_fp16_name_are_no_percent(yolo, tmp_path):

@@ -105,6 +105,29 @@ def test_another_version_of_a_runtime_changes_its_own_engines(monkeypatch):
     assert changed == {f"artifacts/cpu/yolo11n/openvino-cpu-{p}/id.json" for p in ("fp32", "int8")}
 
 
+def test_peaks_are_measured_where_the_ladders_need_a_pytorch_anyway():
+    plan = matrix()
+    assert (plan.peaks_stack, plan.peaks) == ("pytorch-cpu", "artifacts/cpu/peaks.json")
+    assert plan.peaks_spec() | {"fingerprint": None} == {"device": "cpu", "threads": 2, "fingerprint": None}
+    assert {entry["peaks"] for entry in plan.plan(["cpu"])["ladders"]} == {plan.peaks}
+
+    def elsewhere(raw):
+        raw["environments"] = {"alone": {"python": "/opt/alone/bin/python"}}
+        raw["stacks"] = {"openvino-cpu": {"environment": "alone"}}
+        ladder(raw).update(rungs=[{"name": "one", "stack": "openvino-cpu"}], steps=[])
+
+    without = matrix(elsewhere)
+    assert without.peaks_stack is None and without.peaks is None
+
+
+def test_a_rung_is_counted_by_the_file_it_computes():
+    (entry,) = matrix().plan(["cpu"])["ladders"]
+    found = {rung["name"]: (rung["source"], rung["graph"]) for rung in entry["rungs"]}
+    assert found["pytorch-fp32"] == ("module", "artifacts/yolo11n/fp32.graph.json")
+    assert found["openvino-int8"] == ("onnx", "artifacts/yolo11n/int8.graph.json")
+    assert matrix().graphs_of(["cpu"]) == ["artifacts/yolo11n/fp32.graph.json", "artifacts/yolo11n/int8.graph.json"]
+
+
 def test_rungs_that_differ_in_transfers_share_an_engine():
     def change(raw):
         ladder(raw)["rungs"].append({"name": "with-transfers", "stack": "openvino-cpu", "transfers": "included"})

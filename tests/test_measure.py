@@ -94,6 +94,18 @@ def test_a_steady_model_stops_by_its_interval():
     assert measured.stopped_by == "interval"
 
 
+def test_the_timed_parts_are_told_by_their_clock():
+    start = time.perf_counter_ns()
+    measured = measure.measure(Session(0.001), batches(), 1, "excluded", SETTINGS | {"repeats": 2, "iterations": 6})
+    (first, second), throughput = measured.loops_ns, measured.throughput_ns
+    moments = [start, *first, *second, *throughput, time.perf_counter_ns()]
+    assert moments == sorted(moments)
+    for (begin, end), latencies in zip(measured.loops_ns, measured.latencies_ns, strict=True):
+        assert sum(latencies) <= end - begin
+    images = measured.throughput_ips * (throughput[1] - throughput[0]) / 1e9
+    assert images == pytest.approx(measured.throughput_launches, rel=0.2)
+
+
 def test_the_device_is_asked_for_its_own_clock():
     measured = measure.measure(Session(), batches(), 1, "excluded", SETTINGS)
     assert measured.device_ms == {"device_span_ms": measure.DEVICE_LAUNCHES / 10}

@@ -107,6 +107,14 @@ def test_every_figure_is_valid_vega_lite_without_warnings(report, name, count):
         assert "<path" in svg and "NaN" not in svg
 
 
+def test_the_page_on_throughput_says_what_rungs_are_bound_by(report):
+    text = without_scripts((report[1] / "report" / "throughput.html").read_text(encoding="utf-8"))
+    assert text.count("<caption>Utilisation. Weights") == 2
+    assert text.count(">host share</th>") == 1  # a CPU's ladder has none
+    assert '<td data-title="bound by" class="bound">host</td>' in text
+    assert "Peaks of Synthetic GPU, measured: fp16 600 TFLOPS, fp32 40.0 TFLOPS, memory 4,000 GB/s" in text
+
+
 @pytest.mark.skipif(not shutil.which("chromium"), reason="needs chromium")
 @pytest.mark.parametrize(("name", "element", "count"), [("waterfall", "svg", 6), ("latency", "canvas", 14)])
 def test_figures_appear_in_a_browser_as_wide_as_its_window(report, tmp_path, name, element, count):
@@ -150,7 +158,7 @@ def test_a_slower_step_grows_the_bar_and_says_so():
     }  # fmt: skip
     assert figures.waterfall_reach_ms([step]) == pytest.approx(1.02 * 12.2)
     (bar,) = figures.waterfall([step], 12.4)["datasets"]["shown"]
-    assert bar["text"] == "+2.0 ms, +20.0 %\nran in int8: 0.3 % of FLOPs"
+    assert bar["text"] == "+2.0 ms, gain −20.0 %\nran in int8: 0.3 % of FLOPs"
     assert (bar["low"], bar["high"]) == pytest.approx((11.8, 12.2))
 
 

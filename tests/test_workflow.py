@@ -201,6 +201,7 @@ CONFIGURATIONS = {
             "engine": engines(*ALL_ENGINES) | engines("known-fp32", "onnxruntime-cpu-fp32", model="identity"),
             "audit_engine": audits(*ALL_ENGINES) | audits("known-fp32", "onnxruntime-cpu-fp32", model="identity"),
             "round": RESNET_ROUNDS | KNOWN_ROUNDS,
+            "peaks": {"artifacts/cpu/peaks.json"},
         },
     ),
     "the profile": (
@@ -247,6 +248,8 @@ BUILT = {"engine", "audit_engine"}
 MODULES = {
     "ladder/statistics.py": (ENDINGS, set()),
     "ladder/attribution.py": (ENDINGS, set()),
+    "ladder/utilisation.py": (ENDINGS, set()),
+    "ladder/peaks.py": (ENDINGS | {"peaks"}, set()),
     "ladder/report/figures.py": (ENDINGS - {"aggregate"}, set()),
     "ladder/report/console.py": (set(), set()),
     "ladder/progress.py": (set(), set()),
@@ -580,7 +583,7 @@ def test_the_targets_audit_and_report_go_as_far_as_they_say(config, repository, 
     identity_config(tmp_path, {"known": {}})  # the files that the configuration names
     artifacts = {"weights", "inputs", "export", "precision", "engine", "audit_engine"}
     assert set(fresh.plan(config, "audit")) == artifacts
-    assert set(fresh.plan(config, "report")) == artifacts | {"round", "aggregate", "pages", "report"}
+    assert set(fresh.plan(config, "report")) == artifacts | {"round", "peaks", "aggregate", "pages", "report"}
 
 
 def test_snakemake_finds_nothing_to_lint(repository, tmp_path):

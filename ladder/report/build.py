@@ -33,6 +33,7 @@ from ladder.report.text import (
     marked,
     notes,
     number,
+    peaks_note,
     percent,
     place,
     processor,
@@ -206,10 +207,44 @@ def _throughput(summary: Row, results: Path) -> list[Block]:
         ]
         weights = f"Weights {weights_note(entries[0]['weights'])}"
         chart = Figure("Throughput against batch", figures.throughput(rows, marks, list(names.values())))
-        told = [table(points, ends, f"Saturation. {weights}"), table(columns, cells, f"Throughput. {weights}")]
+        used = [row for row in summary["utilisation"] if _place(row) == (platform, model, ladder)]
+        told = [
+            table(points, ends, f"Saturation. {weights}"),
+            table(columns, cells, f"Throughput. {weights}"),
+            *_utilisation_tables(used, names, f"Utilisation. {weights}"),
+        ]
         said = list(dict.fromkeys(note for entry in entries for note in audit_notes(entry)))
+        said += [line for each in summary["peaks"] if each["platform"] == platform and (line := peaks_note(each))]
         blocks.append(Block(heading, figures=[chart], tables=told, notes=said))
     return blocks
+
+
+def _utilisation_tables(used: Sequence[Row], names: dict[str, str], caption: str) -> list[Any]:
+    """What each rung reaches of the device's peaks and what holds it back; none where nothing of it is known."""
+    columns = (
+        Column("rung", "rung"),
+        Column("batch", "batch", True),
+        Column("tflops", "achieved, TFLOPS", True),
+        Column("compute", "of the compute peak", True),
+        Column("bandwidth", "of the bandwidth peak", True),
+        Column("host", "host share", True),
+        Column("bound", "bound by"),
+    )
+    rows = [
+        {
+            "rung": names[row["rung"]],
+            "batch": str(row["batch"]),
+            "tflops": number(row["achieved_tflops"]),
+            "compute": percent(row["peak_compute_pct"]),
+            "bandwidth": f"{low} to {high}" if (low := percent(row["peak_bandwidth_pct"])) and high else low,
+            "host": percent(row["host_share_pct"]),
+            "bound": row["bound"] or "",
+        }
+        for row in sorted(used, key=lambda row: list(names).index(row["rung"]))
+        for high in (percent(row["unfused_bandwidth_pct"]),)
+    ]
+    held = [column for column in columns if any(row[column.key] for row in rows)]
+    return [table(held, rows, caption)] if len(held) > 2 else []
 
 
 def _saturation_point(mark: Row) -> str:

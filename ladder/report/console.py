@@ -104,8 +104,8 @@ def _cell(name: str, step: Row) -> Text:
 
 
 def _what_failed(row: Row) -> str:
-    """The rung, batch or run of a failures row in words."""
+    """The rung, batch or run of a failures row in words; the platform where it is not about a model."""
     parts = [row["model"], row["ladder"], row["rung"]]
     parts += [f"batch {row['batch']}"] if row["batch"] else []
     parts += [f"round {row['round']}"] if row["round"] not in (None, "") else []
-    return " ".join(part for part in parts if part)
+    return " ".join(part for part in parts if part) or f"platform {row['platform']}"

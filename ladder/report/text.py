@@ -6,6 +6,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ladder.preflight import BUSY_LIMIT
+
 TOO_FEW_ROUNDS = "too few rounds"  # as in ladder.statistics, which needs scipy
 Row = Mapping[str, Any]
 
@@ -107,7 +109,17 @@ def audit_notes(entry: Row) -> list[str]:
 
 def notes(entry: Row) -> list[str]:
     """What has to be said right below a ladder's table or waterfall."""
-    return [*audit_notes(entry), *interactions(entry["steps"])]
+    return [*audit_notes(entry), *exclusions(entry["steps"]), *interactions(entry["steps"])]
+
+
+def exclusions(steps: Sequence[Row]) -> list[str]:
+    """A line for each step that has rounds which are left out, since a run in them was flagged."""
+    return [
+        f"{step['from']} → {step['to']}: {count} round{'s' * (count > 1)} left out, in which the device was throttled "
+        "or another process was on it; the runs are in results.csv"
+        for step in steps
+        if (count := step["rounds_excluded"])
+    ]
 
 
 def interactions(steps: Sequence[Row]) -> list[str]:
@@ -158,6 +170,19 @@ def processor(host: Row) -> str:
     return f"{name}, {cores} cores" if (cores := state.get("physical_cores")) else name
 
 
+def peaks_note(peaks: Row) -> str:
+    """The peaks of a device, e.g. ``Peaks of NVIDIA L4, measured: fp32 25.1 TFLOPS, …, memory 270 GB/s``."""
+    told = []
+    for kind in ("measured", "datasheet"):
+        if (found := peaks[kind]) is not None:
+            rates = [f"{name} {number(rate)} TFLOPS" for name, rate in found["tflops"].items()]
+            source = f" ({found['source']})" if "source" in found else ""
+            if (found.get("load_before") or 0) > BUSY_LIMIT:
+                source = f" {WARNED} while other programs kept {found['load_before']:.1f} CPUs busy"
+            told.append(f"{kind}{source}: {', '.join(rates)}, memory {number(found['bandwidth_gb_s'])} GB/s")
+    return f"Peaks of {peaks['device']}, {'; '.join(told)}" if told else ""
+
+
 def weights_notes(summary: Row, platform: str | None = None) -> str:
     """The weights of every model of a platform (None: of all), e.g. ``Weights: yolo11n seeded(0): ..; resnet18 ..``."""
     models = {entry["model"] for entry in summary["ladders"] if platform in (None, entry["platform"])}
@@ -184,7 +209,7 @@ def context(summary: Row) -> list[str]:
 
 def caveats(summary: Row) -> list[str]:
     """A line for everything that makes the tables less trustworthy, but what stands beside a rung already."""
-    general = [w for w in summary["warnings"] if w["kind"] in ("host", "workflow", "files")]
+    general = [w for w in summary["warnings"] if w["kind"] in ("host", "workflow", "files", "device")]
     lines = [f"{WARNED} {warning['warning']} ({warning['scope']})" for warning in general]
     if runs := len(summary["unsteady_runs"]):
         lines.append(f"{WARNED} {runs} of {summary['measured']['runs']} runs were unsteady (see the report's warnings)")
