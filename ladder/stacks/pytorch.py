@@ -166,6 +166,7 @@ class Session:
             if self._compiler == "inductor":
                 self.forward()
             elif self.on_gpu:
+                self.forward()  # what a model makes once and keeps, such as YOLO's anchors, may come from the host
                 self._check_placement()
             if self._launch == "graph":
                 self._capture()
