@@ -2,6 +2,7 @@
 
 import sys
 from os.path import relpath
+from shlex import quote
 
 sys.path.insert(0, workflow.basedir)
 

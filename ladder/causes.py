@@ -38,5 +38,22 @@ def fault(first: Mapping[str, Any], second: Mapping[str, Any], cause: str) -> st
     return None
 
 
+def hidden(first: Mapping[str, Any], second: Mapping[str, Any], cause: str) -> str | None:
+    """What differs between two stacks that count as the same runtime, so that no factor shows it; None: nothing does.
+
+    The stacks are given by the fields of their entries in the configuration.
+    """
+    if any(first[key] != second[key] for key in ("device", "api", "compiler")):
+        return None
+    changed = [key for key in ("module", "arguments", "environment", "source") if first[key] != second[key]]
+    if not changed:
+        return None
+    listed = ", ".join(f"{key} ({_show(first[key])} → {_show(second[key])})" for key in changed)
+    return (
+        f"conflated: cause '{cause}' cannot join stacks that name the same api and compiler but differ in: {listed}; "
+        "run both rungs on one stack, with other options, or give one stack an api or compiler of its own"
+    )
+
+
 def _show(value: Any) -> str:
     return "none" if value == {} else str(value)

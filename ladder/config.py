@@ -10,10 +10,12 @@ import difflib
 import json
 import re
 from collections import Counter
+from collections.abc import Mapping
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, JsonValue, Tag, ValidationError, model_validator
 
 from ladder import causes, parity
 from ladder.errors import ConfigError
@@ -21,9 +23,19 @@ from ladder.stacks.registry import BUILT_IN
 
 PRECISIONS_NEEDING_CALIBRATION = ("fp16", "bf16", "int8", "int8-fp16")
 
-Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="becomes part of paths")]
+# a file system's names have 255 bytes at most, and an engine's name adds to its stack's
+Name = Annotated[
+    str,
+    Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100, description="becomes part of paths"),
+]
+Text = Annotated[str, Field(min_length=1)]
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-Positive = Annotated[int, Field(ge=1)]
+Positive = Annotated[int, Field(ge=1, le=10**9)]
+Seconds = Annotated[float, Field(ge=0, le=604800)]  # at most a week
+SomeSeconds = Annotated[float, Field(gt=0, le=604800)]
+Seed = Annotated[int, Field(ge=0, lt=2**32)]
+Batch = Annotated[int, Field(ge=1, le=65536, description="Images a launch, 1 to 65536.")]
+Threads = Annotated[int, Field(ge=1, le=1024, description="1 to 1024.")]
 Device = Literal["cpu", "cuda", "rocm"]
 Precision = Literal["fp32", "tf32", "tf32-conv", "fp16", "bf16", "int8", "int8-fp16"]
 Launch = Literal["eager", "graph"]
@@ -31,23 +43,25 @@ Cause = Literal["launch", "compilation", "wrapper", "precision", "specialisation
 
 
 class Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", populate_by_name=True)
+    # strict: a quoted number or a yes is a slip, not a number; whole numbers are still taken for floats
+    model_config = ConfigDict(extra="forbid", populate_by_name=True, strict=True, allow_inf_nan=False)
 
 
 class Platform(Section):
     """A kind of host."""
 
     device: Device = Field("cpu", description="What its ladders run on.")
-    threads: Positive | Literal["physical"] = Field(
-        "physical", description="Threads of every CPU rung that names none: a number, or the host's physical cores."
+    threads: Threads | Literal["physical"] = Field(
+        "physical",
+        description="Threads of every CPU rung that names none: 1 to 1024, or the host's physical cores.",
     )
 
 
 class Environment(Section):
     """Where a stack's Python lives: made from a lock file, or an interpreter that is already there."""
 
-    lock: str | None = Field(None, description="Requirements file, every version pinned, for pip install --no-deps.")
-    python: str | None = Field(None, description="Path of an interpreter to use as it is.")
+    lock: Text | None = Field(None, description="Requirements file, every version pinned, for pip install --no-deps.")
+    python: Text | None = Field(None, description="Path of an interpreter to use as it is.")
 
     @model_validator(mode="after")
     def _one(self) -> Environment:
@@ -56,15 +70,18 @@ class Environment(Section):
         return self
 
 
+MAIN = Environment(lock="envs/main.txt")  # the workflow's own Python, made by make
+
+
 class Stack(Section):
     """A runtime on a device; the built-in ones are listed in ladder/stacks/registry.py."""
 
-    module: str = Field(description="Python module, or path of a .py file, that defines create(**arguments).")
-    arguments: dict[str, Any] = Field(default_factory=dict, description="Passed to create().")
+    module: Text = Field(description="Python module, or path of a .py file, that defines create(**arguments).")
+    arguments: dict[str, JsonValue] = Field(default_factory=dict, description="Passed to create(), as JSON.")
     environment: Name = Field("main", description="The environment its processes run in.")
     device: Device
-    api: str
-    compiler: Literal["none", "inductor", "onnxruntime", "openvino", "tensorrt", "migraphx"] | str
+    api: Text
+    compiler: Literal["none", "inductor", "onnxruntime", "openvino", "tensorrt", "migraphx"] | Text
     source: Literal["onnx", "fp32-onnx", "module"] = Field(
         "onnx",
         description="What it starts from: the ONNX file of the rung's precision; the FP32 one where the runtime lowers "
@@ -72,15 +89,15 @@ class Stack(Section):
     )
     precisions: list[Precision] = ["fp32"]
     launches: list[Launch] = ["eager"]
-    packages: list[str] = Field(default_factory=list, description="Distributions whose versions identify it.")
+    packages: list[Text] = Field(default_factory=list, description="Distributions whose versions identify it.")
 
 
 class Weights(Section):
     """Where a model's weights come from. Exactly one of seeded, path, url, pretrained."""
 
-    seeded: Annotated[int, Field(ge=0)] | None = Field(None, description="Random weights from this seed.")
-    path: str | None = Field(None, description="A local file; a pickle (.pt, .pth) needs its sha256.")
-    url: str | None = Field(None, description="Fetched by its own rule; needs its sha256.")
+    seeded: Seed | None = Field(None, description="Random weights from this seed.")
+    path: Text | None = Field(None, description="A local file; a pickle (.pt, .pth) needs its sha256.")
+    url: Text | None = Field(None, description="Fetched by its own rule; needs its sha256.")
     sha256: Sha256 | None = None
     pretrained: Literal[True] | None = Field(None, description="torchvision's own weights, checked by hash.")
 
@@ -99,9 +116,9 @@ class Weights(Section):
 class Profile(Section):
     """Batch sizes an engine is built for. Never derived from the batches measured."""
 
-    min: Positive = 1
-    opt: Positive = 1
-    max: Positive = 8
+    min: Batch = 1
+    opt: Batch = 1
+    max: Batch = 8
 
     @model_validator(mode="after")
     def _ordered(self) -> Profile:
@@ -160,13 +177,16 @@ class Model(Section):
 
 
 class Generated(Section):
-    dtype: Literal["float32", "float16", "int64", "int32", "uint8", "bool"]
+    dtype: Literal[
+        "float64", "float32", "float16", "int64", "int32", "int16", "int8",
+        "uint64", "uint32", "uint16", "uint8", "bool",
+    ]  # fmt: skip
     low: float = 0
     high: float = 1
 
 
 class Generator(Section):
-    seed: Annotated[int, Field(ge=0)] = 0
+    seed: Seed = 0
     samples: Positive = 8
     inputs: dict[str, Generated] = Field(min_length=1)
 
@@ -174,8 +194,8 @@ class Generator(Section):
 class Data(Section):
     """Inputs: a picture folder, an .npz keyed by input name, or a seeded generator."""
 
-    pictures: str | None = Field(None, description="A folder of pictures, or 'ultralytics' for its own two.")
-    npz: str | None = None
+    pictures: Text | None = Field(None, description="A folder of pictures, or 'ultralytics' for its own two.")
+    npz: Text | None = None
     generated: Generator | None = None
 
     @model_validator(mode="after")
@@ -192,8 +212,10 @@ class Rung(Section):
     launch: Launch = "eager"
     shape: Literal["dynamic", "static"] = "dynamic"
     transfers: Literal["excluded", "included"] = "excluded"
-    threads: Positive | None = Field(None, description="Empty: the platform's.")
-    options: dict[str, Any] = Field(default_factory=dict, description="Passed to the stack; part of the factors.")
+    threads: Threads | None = Field(None, description="1 to 1024; empty: the platform's.")
+    options: dict[str, JsonValue] = Field(
+        default_factory=dict, description="Passed to the stack, as JSON; part of the factors."
+    )
 
 
 class Step(Section):
@@ -212,8 +234,8 @@ StepOrCause = Annotated[
 class Ladder(Section):
     platform: Name
     models: list[Name] = Field(min_length=1)
-    batches: list[Positive] = Field(min_length=1)
-    rounds: Positive = Field(8, description="Fewer than 6 give no verdict.")
+    batches: list[Batch] = Field(min_length=1)
+    rounds: Annotated[int, Field(ge=1, le=10000)] = Field(8, description="1 to 10000; fewer than 6 give no verdict.")
     rungs: list[Rung] = Field(min_length=1)
     steps: list[StepOrCause] = Field(description="{from, to, cause} each; or the causes between neighbours.")
 
@@ -242,31 +264,33 @@ class Ladder(Section):
 
 
 class Measure(Section):
-    """The timed loop. Latencies are ms; a run is one rung's process in a round."""
+    """The timed loop. Latencies are ms; a run is one rung's process in a round. No time is over a week, 604800 s."""
 
-    warmup: Annotated[int, Field(ge=0)] = Field(3, description="Iterations discarded before timing, in every run.")
+    warmup: Annotated[int, Field(ge=0, le=10**9)] = Field(
+        3, description="Iterations discarded before timing, in every run."
+    )
     iterations: Positive | None = Field(None, description="Timed iterations; empty: until tight enough or time is up.")
     min_iterations: Positive = Field(6, description="Timed at least this often, however slow the model is.")
-    max_seconds: Annotated[float, Field(gt=0)] = Field(2.5, description="Time bound of the latency loop, s.")
+    max_seconds: SomeSeconds = Field(2.5, description="Time bound of the latency loop, s.")
     repeats: Positive = Field(1, description="Times the warm-up and the latency loop are done within one process.")
-    pause_seconds: Annotated[float, Field(ge=0)] = Field(
+    pause_seconds: Seconds = Field(
         0, description="Pause before each run, for the device to cool, s. A GPU's idle power needs 2."
     )
     interval_pct: Annotated[float, Field(gt=0)] = Field(
         0.5, description="Tight enough: the median's 95 % interval is narrower than this share of it, %."
     )
-    throughput_seconds: Annotated[float, Field(ge=0)] = Field(
+    throughput_seconds: Seconds = Field(
         1.0, description="Length of the throughput pass, s, at least. Energy needs some seconds: ask for 10."
     )
     throughput_iterations: Positive = Field(3, description="Launches of the throughput pass, at least.")
     queue: Positive = Field(16, description="Launches in flight at most in the throughput pass.")
-    timeout_seconds: Annotated[float, Field(gt=0)] = Field(600, description="A run that takes longer is a failure, s.")
+    timeout_seconds: SomeSeconds = Field(600, description="A run that takes longer is a failure, s.")
 
 
 class Telemetry(Section):
     """What is read of a GPU beside each run, and what of it keeps a run out of the verdicts. A CPU has none."""
 
-    period_seconds: Annotated[float, Field(gt=0)] = Field(0.1, description="Between two samples, s.")
+    period_seconds: SomeSeconds = Field(0.1, description="Between two samples, s.")
     cooldown_below_c: float | None = Field(
         None, description="Each run waits until the device is cooler than this, °C; empty: no run waits."
     )
@@ -298,7 +322,7 @@ class Config(Section):
     platform: Name = Field(
         "auto", description="An entry of 'platforms'; auto: the first whose device this host has, GPUs before the CPU."
     )
-    seed: Annotated[int, Field(ge=0)] = Field(0, description="Seed of the order of rungs within each round.")
+    seed: Seed = Field(0, description="Seed of the order of rungs within each round.")
     platforms: dict[Name, Platform] = Field(default_factory=lambda: {"cpu": Platform()})
     environments: dict[Name, Environment] = Field(default_factory=dict)
     stacks: dict[Name, Stack] = Field(default_factory=dict)
@@ -310,23 +334,34 @@ class Config(Section):
     parity: dict[Precision, Threshold] = Field(default_factory=dict)
     limits: Limits = Field(default_factory=Limits)
 
+    @model_validator(mode="after")
+    def _with_main(self) -> Config:
+        self.environments.setdefault("main", MAIN)
+        return self
+
 
 def load(raw: dict[str, Any]) -> Config:
     """Validate a configuration as read from YAML. Raises ConfigError with every fault found."""
-    raw = {**raw, "stacks": BUILT_IN | {k: BUILT_IN.get(k, {}) | v for k, v in (raw.get("stacks") or {}).items()}}
-    raw["parity"] = {
-        k: parity.DEFAULT_THRESHOLDS.get(k, {}) | ((raw.get("parity") or {}).get(k) or {})
-        for k in (*parity.DEFAULT_THRESHOLDS, *(raw.get("parity") or {}))
-    }
-    raw["environments"] = {"main": {"lock": "envs/main.txt"}} | (raw.get("environments") or {})
+    built_in = {"stacks": BUILT_IN, "parity": parity.DEFAULT_THRESHOLDS, "environments": {}}
     try:
-        config = Config.model_validate(raw)
+        config = Config.model_validate(raw | {key: _over(entries, raw.get(key)) for key, entries in built_in.items()})
     except ValidationError as error:
         raise ConfigError(_lines(error)) from None
     faults = list(dict.fromkeys(_faults(config)))
     if faults:
         raise ConfigError(faults)
     return config
+
+
+def _over(built_in: Mapping[str, Mapping[str, Any]], given: Any) -> Any:
+    """Built-in entries with the given ones, whose fields replace theirs; what is no mapping stays, to be refused."""
+    if not isinstance(given, dict | None):
+        return given
+    changed = {
+        name: {**built_in.get(name, {}), **entry} if isinstance(entry, dict) else entry
+        for name, entry in (given or {}).items()
+    }
+    return {**built_in, **changed}
 
 
 def _lines(error: ValidationError) -> list[str]:
@@ -340,7 +375,7 @@ def _lines(error: ValidationError) -> list[str]:
 
 def _fault(error: Any) -> tuple[str, str]:
     """The key and the message of one of pydantic's errors."""
-    where = [str(part) for part in error["loc"] if not re.match(r"\{|(literal|constrained-|int$|str$)", str(part))]
+    where = _where(error["loc"])
     key, kind, given = ".".join(where) or "configuration", error["type"], error["input"]
     if kind == "extra_forbidden":
         known = _fields_at(where[:-1])
@@ -353,10 +388,31 @@ def _fault(error: Any) -> tuple[str, str]:
         return key, "empty; at least one entry is needed"
     if kind == "string_pattern_mismatch" and where[-1] == "sha256":
         return key, f"{json.dumps(given)} is not a sha256: expected 64 hexadecimal digits in lower case"
+    if kind in ("model_type", "dict_type"):
+        return key, f"{_shown(given)}: expected a mapping, key: value"
+    if kind == "invalid-json-value":
+        return key, f"{_shown(given)}: only text, numbers, true, false, null, lists and mappings are passed on"
     message = error["msg"].removeprefix("Value error, ")
     message = message[0].lower() + message[1:]
-    shown = "" if isinstance(given, dict | BaseModel) else f"{json.dumps(given, default=str)}: "
-    return key, shown + message
+    return key, message if isinstance(given, dict | BaseModel) else f"{_shown(given)}: {message}"
+
+
+def _where(loc: tuple[str | int, ...]) -> list[str]:
+    """The keys to a fault: pydantic's place without the names of the types it tried there."""
+    parts = [str(part) for part in loc if part != "[key]"]
+    # below stacks.NAME.arguments and ladders.NAME.rungs.0.options a type stands after each key
+    for section, at, key in (("stacks", 2, "arguments"), ("ladders", 4, "options")):
+        if parts[:1] == [section] and parts[at : at + 1] == [key]:
+            return parts[: at + 1] + parts[at + 1 :: 2]
+    return [part for part in parts if not re.match(r"\{|literal\[|constrained-|int$|str$", part)]
+
+
+def _shown(value: Any) -> str:
+    """A value in one line, as it stands in the configuration where JSON can say it."""
+    try:
+        return json.dumps(value, ensure_ascii=False)
+    except (TypeError, ValueError):  # a date, a set, bytes, a list that holds itself
+        return repr(value)
 
 
 def _fields_at(where: list[str]) -> list[str]:
@@ -400,6 +456,10 @@ def _faults(config: Config):
         yield fault
     if "auto" in config.platforms:
         yield "platforms.auto: 'auto' means that the host decides; give the platform another name"
+    if config.environments["main"] != MAIN:
+        yield "environments.main: the workflow's own Python, made by make; give another environment another name"
+    if "environments" in config.models:
+        yield "models.environments: artifacts/environments holds environments; give the model another name"
     for name, stack in config.stacks.items():
         if stack.environment not in config.environments and name not in BUILT_IN:
             yield _one_of(f"stacks.{name}.environment", stack.environment, config.environments)
@@ -434,20 +494,25 @@ def _ladder_faults(config: Config, name: str, ladder: Ladder):
             if count > 1:
                 yield f"{where}.{key}: '{value}' stands {count} times; each may stand once"
     for rung in ladder.rungs:
-        yield from _rung_faults(config, f"{where}.rungs.{rung.name}", rung, known_models)
+        yield from _rung_faults(
+            config, f"{where}.rungs.{rung.name}", config.platforms[ladder.platform], rung, known_models
+        )
     if len(ladder.rungs) > 1 and not ladder.steps:
         yield f"{where}.steps: empty; give {{from, to, cause}} for every comparison, or the causes between neighbours"
     rungs = {rung.name: rung for rung in ladder.rungs}
+    yield from _order_faults(f"{where}.steps", ladder.all_steps())
     for step in ladder.all_steps():
         label = f"{where}.steps: {step.from_} → {step.to}"
         unknown = [fault for end in (step.from_, step.to) if (fault := _one_of(f"{where}.steps", end, rungs))]
         yield from unknown
         if unknown or any(rungs[end].stack not in config.stacks for end in (step.from_, step.to)):
             continue
-        first, second = (factors(config, ladder, rungs[end]) for end in (step.from_, step.to))
+        ends = [rungs[end] for end in (step.from_, step.to)]
+        first, second = (factors(config, ladder, rung) for rung in ends)
+        one, other = (config.stacks[rung.stack].model_dump() for rung in ends)
         if step.from_ == step.to:
             yield f"{label}: a step joins two rungs; for A/A give the second rung a name of its own"
-        elif fault := causes.fault(first, second, step.cause):
+        elif fault := causes.fault(first, second, step.cause) or causes.hidden(one, other, step.cause):
             yield f"{label}: {fault}"
     for model in known_models:
         profile = config.models[model].profile
@@ -460,11 +525,28 @@ def _ladder_faults(config: Config, name: str, ladder: Ladder):
             )
 
 
-def _rung_faults(config: Config, where: str, rung: Rung, models: list[str]):
+def _order_faults(where: str, steps: list[Step]):
+    """Steps that stand twice or lead back to where they began, which no order of the rungs could show."""
+    for (start, end), count in Counter((step.from_, step.to) for step in steps).items():
+        if count > 1:
+            yield f"{where}: {start} → {end} stands {count} times; each may stand once"
+    order: TopologicalSorter[str] = TopologicalSorter()
+    for step in steps:
+        if step.from_ != step.to:
+            order.add(step.to, step.from_)
+    try:
+        order.prepare()
+    except CycleError as error:
+        yield f"{where}: {' → '.join(error.args[1])} runs in a circle; turn or leave out one of these steps"
+
+
+def _rung_faults(config: Config, where: str, platform: Platform, rung: Rung, models: list[str]):
     if fault := _one_of(f"{where}.stack", rung.stack, config.stacks):
         yield fault
         return
     stack = config.stacks[rung.stack]
+    if stack.device != platform.device:
+        yield f"{where}.stack: {rung.stack} runs on {stack.device}, but the ladder's platform is a {platform.device}"
     if rung.precision not in stack.precisions:
         offered = ", ".join(stack.precisions)
         yield f"{where}.precision: '{rung.precision}' is not offered by {rung.stack}; it has {offered}"

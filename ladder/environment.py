@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 from ladder.errors import StepError
+from ladder.files import digest
+
+PATH_SECONDS = 10  # an interpreter that has not told its folders by then is taken for one that cannot
+METADATA = (".dist-info", ".egg-info")  # what each installed distribution has beside its code
 
 
 def make(lock: Path, folder: Path) -> str:
@@ -28,6 +34,25 @@ def existing(python: Path) -> str:
         "print(*sorted({f'{d.name}=={d.version}' for d in m.distributions()}, key=str.lower), sep='\\n')"
     )
     return _run([str(python), "-c", code], f"the interpreter {python} named under environments")
+
+
+@cache
+def state(python: str) -> str:
+    """Short hash of an interpreter's version and the distributions it finds: name, version, time of installation.
+
+    It asks the interpreter for its folders only and reads their names itself, since it is asked at every planning.
+    Empty where the interpreter does not run: making the environment says why.
+    """
+    command = [python, "-c", "import json, sys; print(json.dumps([sys.version, sys.path[1:]]))"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=PATH_SECONDS)
+        version, folders = json.loads(done.stdout)
+    except (OSError, subprocess.SubprocessError, ValueError):
+        return ""
+    # a folder of its own for each distribution: running code writes beside it, installing writes it anew
+    there = [path for folder in map(Path, folders) if folder.is_dir() for path in folder.iterdir()]
+    found = sorted([str(path), path.stat().st_mtime_ns] for path in there if path.suffix in METADATA)
+    return digest([version, found])[:16]
 
 
 def _run(command: list[str], what: str) -> str:

@@ -43,7 +43,7 @@ def host_lock(*, exclusive: bool, waiting: str) -> Iterator[None]:
 
     Sees every workflow of the host. Waits for as long as it takes, printing ``waiting`` once.
     """
-    stream = _open(HOST_LOCK)
+    stream = open_host_lock()
     kind = fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH
     with stream:
         try:
@@ -54,11 +54,19 @@ def host_lock(*, exclusive: bool, waiting: str) -> Iterator[None]:
         yield
 
 
+def open_host_lock() -> TextIO:
+    """The host's lock file, not locked yet. Raises StepError where it cannot be opened."""
+    try:
+        return _open(HOST_LOCK)
+    except StepError as error:
+        raise StepError(f"{error}, or set LADDER_HOST_LOCK to a file that every user of the host may write") from None
+
+
 def _open(path: Path) -> TextIO:
     """Open a lock file for any user of the host, without following a planted link."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     flags = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         # without O_CREAT first: with it, fs.protected_regular keeps others' files in /tmp from being opened
         try:
             descriptor = os.open(path, flags)

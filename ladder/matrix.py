@@ -5,6 +5,7 @@ Pure but for reading the host's fingerprint. Rules ask it; nothing else builds a
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from os.path import relpath
 from pathlib import Path
 from typing import Any
 
-from ladder import fingerprint
+from ladder import environment, fingerprint
 from ladder.config import PRECISIONS_NEEDING_CALIBRATION, Config, Ladder, Model, factors
 from ladder.config import Rung as RungConfig
 from ladder.dependencies import ROOT, code_hash
@@ -259,8 +260,8 @@ class Matrix:
         """How scripts/environment.py is told what an environment is made from."""
         entry = self.config.environments.get(name)
         if entry and entry.python:
-            return f"--python {entry.python}"
-        return f"--lock {(entry and entry.lock) or self.lock_file(name)}"
+            return f"--python {shlex.quote(entry.python)}"
+        return f"--lock {shlex.quote((entry and entry.lock) or self.lock_file(name))}"
 
     def lock_file(self, name: str) -> str:
         return str(ROOT / "envs" / f"{name}.txt")
@@ -271,6 +272,11 @@ class Matrix:
         path = Path((entry and entry.lock) or self.lock_file(name))
         lines = path.read_text().splitlines() if path.is_file() else []
         return digest([line for line in lines if line.strip() and not line.startswith("#")])[:16]
+
+    def environment_packages(self, name: str) -> str:
+        """What a given interpreter has installed, so that other packages there are taken up; empty for a lock file."""
+        entry = self.config.environments.get(name)
+        return environment.state(entry.python) if entry and entry.python else ""
 
     def environment_id(self, stack: str) -> str | None:
         """The id of the environment that a stack's processes need made; None for the workflow's own."""
@@ -299,13 +305,32 @@ class Matrix:
                     folder = Path(data.pictures)
                     if not folder.is_dir() or not any(folder.iterdir()):
                         yield f"data.{entry}.pictures: '{data.pictures}' is not a folder with pictures ({Path.cwd()})"
+        yield from self._name_faults()
         for stack in sorted({rung.stack for ladder in self.ladders.values() for rung in ladder.rungs}):
+            module = self.config.stacks[stack].module
+            if module.endswith(".py") and not Path(module).is_file():
+                yield f"stacks.{stack}.module: '{module}' is not a file here ({Path.cwd()})"
             try:
-                code_hash(self.config.stacks[stack].module)
+                code_hash(module)
             except SyntaxError as error:
                 yield f"stacks.{stack}.module: {error.filename}, line {error.lineno}: {error.msg}"
             for package in self._missing_packages(stack):
                 yield f"stacks.{stack}.packages: '{package}' is not installed in {sys.executable}; pip list names them"
+
+    def _name_faults(self) -> Iterator[str]:
+        """Rungs whose engines differ and would still be called the same, so that one took the other's place."""
+        named: dict[str, tuple[Engine, str]] = {}
+        for name, ladder in self.ladders.items():
+            for rung in ladder.rungs:
+                where = f"ladders.{name}.rungs.{rung.name}"
+                engines = [self.engine(ladder, ladder.models[0], rung, batch) for batch in ladder.batches]
+                for engine in {engine.name: engine for engine in engines}.values():
+                    other, there = named.setdefault(engine.name, (engine, where))
+                    if other.rung != engine.rung:
+                        yield (
+                            f"{where}: its engine and that of {there} would both be called '{engine.name}'; "
+                            f"give the stack '{engine.rung['stack']}' or '{other.rung['stack']}' another name"
+                        )
 
     def _missing_packages(self, stack: str) -> list[str]:
         """Packages that a stack of the user's lists and the workflow's own environment lacks.
@@ -410,43 +435,48 @@ class Matrix:
 
     def round_spec(self, round: Round) -> dict[str, Any]:
         """Everything a round's result depends on but the contents of the artifacts it names."""
-        ladder, model = self.ladders[round.ladder], self.config.models[round.model]
+        shared = self._round_settings(round.model, round.ladder, round.batch)
+        return {**shared, "round": round.number, "settings": digest(shared)}
+
+    def _round_settings(self, model: str, name: str, batch: int) -> dict[str, Any]:
+        """What all rounds of a ladder and batch share. A record keeps its hash, so that no table mixes two of them."""
+        ladder = self.ladders[name]
         return {
             "platform": self.platform,
             "device": self.device,
-            "ladder": round.ladder,
-            "model": self.model_spec(round.model),
-            "batch": round.batch,
-            "round": round.number,
+            "ladder": name,
+            "model": self.model_spec(model),
+            "batch": batch,
             "seed": self.config.seed,
             "measure": self.config.measure.model_dump(),
             "telemetry": None if self.device == "cpu" else self.config.telemetry.model_dump(exclude={"exclude"}),
-            "inputs": export_file(round.model, "inputs.npz"),
-            "profile": profile_of(model),
+            "inputs": export_file(model, "inputs.npz"),
+            "reference": export_file(model, "reference.npz"),
+            "profile": profile_of(self.config.models[model]),
             "fingerprint": self.host,
-            "rungs": [self._round_rung(ladder, round, rung) for rung in ladder.rungs],
+            "rungs": [self._round_rung(ladder, model, batch, rung) for rung in ladder.rungs],
         }
 
-    def _round_rung(self, ladder: Ladder, round: Round, rung: RungConfig) -> dict[str, Any]:
-        engine = self.engine(ladder, round.model, rung, round.batch)
+    def _round_rung(self, ladder: Ladder, model: str, batch: int, rung: RungConfig) -> dict[str, Any]:
+        engine = self.engine(ladder, model, rung, batch)
         return {
             "rung": self.rung(ladder, rung),
             "stack": self.stack_spec(rung.stack),
             "python": self.python(rung.stack),
             "versions": self.versions(rung.stack),
-            "code": self.round_code(rung.stack, round.model),
+            "code": self.round_code(rung.stack, model),
             "engine": engine.payload,
             "engine_id": engine.id,
             "build": engine.build,
             "pass": engine.verdict,
-            "export_id": export_file(round.model, "fp32.id.json"),
+            "export_id": export_file(model, "fp32.id.json"),
             "onnx": self.onnx(engine),
-            "weights": self.weights(round.model),
-            "weights_id": self.weights(round.model) and export_file(round.model, "weights.id.json"),
+            "weights": self.weights(model),
+            "weights_id": self.weights(model) and export_file(model, "weights.id.json"),
         }
 
     def round_code(self, stack: str, model: str) -> str:
-        return self._code(["ladder.round", "ladder.run"], stack, model)
+        return self._code(["ladder.round", "scripts.run"], stack, model)
 
     def round_inputs(self, round: Round) -> dict[str, list[str]]:
         """The small identity files a round depends on, and the big files it reads."""
@@ -463,6 +493,7 @@ class Matrix:
             ],
             "files": [
                 export_file(round.model, "inputs.npz"),
+                export_file(round.model, "reference.npz"),
                 *sorted(onnx),
                 *sorted({engine.payload for engine in engines}),
                 *([weights] if weights else []),
@@ -510,6 +541,7 @@ class Matrix:
                     "model": model,
                     "batches": ladder.batches,
                     "rounds": ladder.rounds,
+                    "settings": {b: digest(self._round_settings(model, name, b)) for b in ladder.batches},
                     "peaks": self.peaks,
                     "rungs": [self._plan_rung(ladder, model, rung) for rung in ladder.rungs],
                     "steps": [step.model_dump(by_alias=True) for step in ladder.all_steps()],

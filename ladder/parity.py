@@ -27,6 +27,8 @@ DEFAULT_THRESHOLDS: dict[str, dict[str, float]] = {
     "int8": {"cosine": 0.9, "matched_pct": 75.0},
     "int8-fp16": {"cosine": 0.9, "matched_pct": 75.0},
 }
+BROKEN_COSINE = 0.5  # of one sample: zeros, or memory that nothing wrote, are near 0; no precision comes near it
+QUIET_SHARE = 0.01  # of an output's RMS: a sample below shows nothing, and its values are rounding errors
 SEEDED_COSINE = 0.9  # random weights have no accuracy to lose, but a broken engine is still broken
 
 CONFIDENCE = 0.25  # of a box that counts, and
@@ -99,6 +101,28 @@ def judge(figures: Mapping[str, Any], thresholds: Mapping[str, float], seeded: b
     if not faults:
         return "pass", None
     return ("warn" if seeded else "exclude"), "; ".join(faults)
+
+
+def refuse_broken(outputs: Arrays, reference: Arrays, batch: int) -> None:
+    """Raises StepError where a sample of ``outputs`` [batch, ...] is nothing like the reference's.
+
+    Looser than ``judge``, which an engine has passed: it tells a batch that is computed from one that is not.
+    """
+    _check(outputs, reference)
+    for name, right in reference.items():
+        found = outputs[name]
+        if found.dtype.kind == "f" and not np.isfinite(found).all():
+            raise StepError(f"output '{name}' at batch {batch} holds NaN or infinity")
+        quiet = QUIET_SHARE * float(np.sqrt(np.square(right.astype(np.float64)).mean()))
+        for place, (one, other) in enumerate(zip(found, right, strict=True)):
+            if float(np.sqrt(np.square(other.astype(np.float64)).mean())) <= quiet:
+                continue
+            cosine = _errors(one, other)[2]
+            if cosine < BROKEN_COSINE:
+                raise StepError(
+                    f"at batch {batch} output '{name}' of sample {place + 1} is not the model's: cosine {cosine:.3g} "
+                    "to the reference; the stack computes this batch wrongly, so its latency means nothing"
+                )
 
 
 def _check(outputs: Arrays, reference: Arrays) -> None:

@@ -9,6 +9,12 @@ import sys
 from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
+# variables that choose a runtime's threads, code paths or allocator behind the configuration's back, by their beginning
+_TUNING = (
+    "ATEN_", "CUBLAS_", "CUDA_LAUNCH_BLOCKING", "CUDNN_", "DNNL_", "GOMP_", "KMP_", "MALLOC_", "MKL_", "OMP_",
+    "ONEDNN_", "ORT_", "OV_", "PYTORCH_", "TORCHINDUCTOR_", "TORCH_",
+)  # fmt: skip
+_KEPT = ("ORT_DISABLE_TELEMETRY",)
 PARENT = "LADDER_PARENT"  # rules/common.smk sets it for Snakemake
 
 
@@ -28,6 +34,11 @@ def die_with_parent() -> None:
 def as_parent() -> dict[str, str]:
     """The variable with which this process starts a child that is to die with it."""
     return {PARENT: str(os.getpid())}
+
+
+def environment() -> dict[str, str]:
+    """This process's variables for a child that builds, audits or measures, without those that tune a runtime."""
+    return {k: v for k, v in os.environ.items() if k in _KEPT or not k.startswith(_TUNING)}
 
 
 def cpu_seconds(pid: int) -> float | None:

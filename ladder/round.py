@@ -10,11 +10,12 @@ import json
 import os
 import platform
 import random
+import signal
 import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,23 +27,11 @@ import pyarrow.parquet as pq
 from ladder import dependencies, fingerprint, locks, preflight, process, telemetry
 from ladder.errors import StepError
 from ladder.files import digest, read_json, replacing, sha256, write_json
-from ladder.step import attempts_path
+from ladder.step import attempts_path, id_path_of
 from ladder.telemetry import raw as telemetry_raw
 from ladder.telemetry import sampler, summary
 from ladder.telemetry.base import Reader, Sample
 
-# variables of the caller that would change what a rung does behind the configuration's back
-_CLEARED = (
-    "OMP_PROC_BIND",
-    "KMP_AFFINITY",
-    "GOMP_CPU_AFFINITY",
-    "KMP_BLOCKTIME",
-    "OMP_WAIT_POLICY",
-    "ONEDNN_MAX_CPU_ISA",
-    "ORT_INTRA_OP_NUM_THREADS",
-    "ORT_INTER_OP_NUM_THREADS",
-    "ORT_LOAD_CONFIG_FROM_MODEL",
-)
 _NO_LATENCIES = np.empty((0, 2), np.int64)
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
@@ -74,7 +63,9 @@ def measure_round(spec: dict[str, Any], output: Path, raw: Path, log: Path) -> d
     """
     upstream = {rung["rung"]["name"]: _upstream(rung) for rung in spec["rungs"]}
     # why a rung could not be had may be told differently each time; that it could not is what matters
-    key = digest([spec, {name: u if u["failed"] is None else "failed" for name, u in upstream.items()}])
+    inputs = read_json(id_path_of(Path(spec["inputs"])))
+    told = {name: u if u["failed"] is None else "failed" for name, u in upstream.items()}
+    key = digest([spec, inputs.get("sha256"), told])
     kept = _finished(output, raw, key)
     if kept is not None:
         return {**kept, "kept": True}
@@ -136,6 +127,7 @@ def measure_round(spec: dict[str, Any], output: Path, raw: Path, log: Path) -> d
     telemetry_raw.write(raw, samples)
     record = {
         "key": key,
+        "settings": spec["settings"],
         "raw_sha256": sha256(raw),
         "rows": rows,
         "failures": failures,
@@ -233,7 +225,7 @@ def _watched_run(spec: dict[str, Any], rung: dict[str, Any], gpu: Reader | None,
                     k: rung[k]
                     for k in ("rung", "stack", "engine", "build", "export_id", "onnx", "weights", "weights_id")
                 },
-                **{k: spec[k] for k in ("model", "batch", "inputs", "measure", "profile")},
+                **{k: spec[k] for k in ("model", "batch", "inputs", "reference", "measure", "profile")},
             },
         )
         print(f"--- {rung['rung']['name']}", file=log, flush=True)
@@ -245,17 +237,12 @@ def _watched_run(spec: dict[str, Any], rung: dict[str, Any], gpu: Reader | None,
             busy = preflight.busy_cpus()
             with _watch_cost(watching) as cost:
                 try:
-                    done = subprocess.run(
-                        [rung["python"], "-m", "ladder.run", str(spec_file)],
+                    code: int | str | None = _run_to_end(
+                        [rung["python"], str(dependencies.ROOT / "scripts/run.py"), str(spec_file)],
                         env=_environment(rung["rung"]["threads"], gpu),
-                        stdin=subprocess.DEVNULL,
-                        stdout=log,
-                        stderr=subprocess.STDOUT,
+                        log=log,
                         timeout=timeout,
                     )
-                    code: int | str | None = done.returncode
-                except subprocess.TimeoutExpired:
-                    code = None
                 except OSError as error:
                     code = f"cannot start {rung['python']}: {error.strerror}; see environments in the configuration"
             if watching and watching.poll() is not None:
@@ -283,11 +270,25 @@ def _sampling(spec: dict[str, Any], gpu: Reader | None, samples: Path, log: Any)
     return sampler.sampling(gpu, spec["device"], spec["telemetry"]["period_seconds"], samples, log)
 
 
+def _run_to_end(command: list[str], env: dict[str, str], log: Any, timeout: float) -> int | None:
+    """Exit status of a run; None where it took longer (s). Nothing that it started goes on beside the next one."""
+    run = subprocess.Popen(
+        command, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, process_group=0
+    )
+    try:
+        return run.wait(timeout)
+    except subprocess.TimeoutExpired:
+        return None
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(run.pid, signal.SIGKILL)
+        run.wait()
+
+
 def _environment(threads: int, gpu: Reader | None) -> dict[str, str]:
-    """The caller's variables with the package on the path, the rung's own threads, and the watched GPU alone."""
-    kept = {k: v for k, v in os.environ.items() if k not in _CLEARED}
-    own = {"PYTHONPATH": str(dependencies.ROOT)} | dict.fromkeys(_THREAD_VARIABLES, str(threads))
-    return kept | own | (gpu.visible() if gpu else {}) | process.as_parent()
+    """The caller's variables but those that tune a runtime, with the rung's threads, and the watched GPU alone."""
+    own = dict.fromkeys(_THREAD_VARIABLES, str(threads))
+    return process.environment() | own | (gpu.visible() if gpu else {}) | process.as_parent()
 
 
 @contextmanager

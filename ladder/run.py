@@ -1,14 +1,12 @@
 """One rung's process in a round: open its engine, measure, write raw latencies. Started by ladder.round.
 
-Needs numpy and the rung's own runtime, nothing else. ``python -m ladder.run SPEC.json`` writes
-``SPEC.latencies.npy`` (int64 [iterations, 2]: repeat and ns, in arrival order) and ``SPEC.result.json`` beside it.
+Needs numpy and the rung's own runtime, nothing else. ``scripts/run.py SPEC.json`` writes ``SPEC.latencies.npy``
+(int64 [iterations, 2]: repeat and ns, in arrival order) and ``SPEC.result.json`` beside it.
 """
 
 from __future__ import annotations
 
 import os
-import signal
-import sys
 import time
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,12 +14,15 @@ from typing import Any
 
 import numpy as np
 
-from ladder import artifacts, measure, process, stacks
+from ladder import artifacts, measure, parity, process, stacks
 from ladder.errors import StepError
 from ladder.files import read_json, write_json
-from ladder.stacks.base import Arrays, Rung
+from ladder.stacks.base import Arrays, Rung, Session
+from ladder.step import id_path_of
 
 FILES = ("export_id", "onnx", "weights", "weights_id")  # what a source is made from
+MEMORY = ("allocator_mem_mb", "weights_mb", "activations_mb", "context_mb")  # what only a stack can tell
+DEVICE = ("device_span_ms", "device_busy_ms")
 
 
 def run(spec: dict[str, Any], latencies_file: Path) -> dict[str, Any]:
@@ -33,10 +34,12 @@ def run(spec: dict[str, Any], latencies_file: Path) -> dict[str, Any]:
     stack = stacks.load(**spec["stack"])
     source = artifacts.source_of(spec, *(spec[file] and Path(spec[file]) for file in FILES))
     payload = artifacts.checked_payload(Path(spec["engine"]), read_json(Path(spec["build"])))
+    artifacts.checked_id(Path(spec["inputs"]), id_path_of(Path(spec["inputs"])))
     opening_ns = time.perf_counter_ns()
     session = stack.open(source, payload, rung, batch)
     started_at = datetime.now(UTC).isoformat(timespec="milliseconds")
     batches = distinct_batches(Path(spec["inputs"]), batch)
+    session.bind(batches[0])  # what a session makes at the first binding is made before anything is timed
     measured = measure.measure(session, batches, batch, rung.transfers, spec["measure"])
     _refuse_nonsense(session.outputs())
     np.save(latencies_file, np.asarray([(r, ns) for r, repeat in enumerate(measured.latencies_ns) for ns in repeat]))
@@ -47,15 +50,13 @@ def run(spec: dict[str, Any], latencies_file: Path) -> dict[str, Any]:
         "stopped_by": measured.stopped_by,
         "throughput_ips": measured.throughput_ips,
         "process_mem_mb": process.peak_memory_mb(),
-        "allocator_mem_mb": None,
-        "weights_mb": None,
-        "activations_mb": None,
-        "context_mb": None,
-        "device_span_ms": None,
-        "device_busy_ms": None,
-        **measured.device_ms,
-        **session.memory_mb(),
+        **_told(session.memory_mb(), MEMORY),
+        **_told(measured.device_ms, DEVICE),
     }
+    facts = session.facts()
+    if rung.device == "cpu" and facts.get("threads") != rung.threads:
+        raise StepError(f"the rung asks for {rung.threads} threads, the stack says it has {facts.get('threads')}")
+    _check_outputs(session, batches[0], Path(spec["reference"]), source_samples(batch, len(batches)))
     phases = {
         "pid": os.getpid(),
         "opening_ns": opening_ns,
@@ -63,7 +64,7 @@ def run(spec: dict[str, Any], latencies_file: Path) -> dict[str, Any]:
         "throughput_ns": measured.throughput_ns,
         "throughput_launches": measured.throughput_launches,
     }
-    result = {"row": row, "facts": session.facts(), "identity": stack.identity(), "phases": phases}
+    result = {"row": row, "facts": facts, "identity": stack.identity(), "phases": phases}
     session.close()
     return result
 
@@ -71,13 +72,44 @@ def run(spec: dict[str, Any], latencies_file: Path) -> dict[str, Any]:
 def distinct_batches(inputs: Path, batch: int) -> list[Arrays]:
     """As many different batches as there are samples: batch i starts at sample i and wraps around.
 
-    They are overlapping views of one array, so that memory grows with one batch and not with all.
+    They are overlapping views of one read-only array, so that memory grows with one batch and not with all, and a
+    session may keep a copy of it (``ladder.stacks.checks.whole_of``).
     """
     with np.load(inputs) as archive:
         arrays = {name: archive[name] for name in archive.files}
     samples = min(len(array) for array in arrays.values())
     tiled = {name: np.take(array, range(samples + batch - 1), axis=0, mode="wrap") for name, array in arrays.items()}
+    for array in tiled.values():
+        array.flags.writeable = False
     return [{name: array[first : first + batch] for name, array in tiled.items()} for first in range(samples)]
+
+
+def source_samples(batch: int, samples: int) -> list[int]:
+    """Which sample each place of the first batch holds."""
+    return [place % samples for place in range(batch)]
+
+
+def _told(values: dict[str, Any], columns: tuple[str, ...]) -> dict[str, float | None]:
+    """The columns of a stack's own readings, None where it has none. Raises StepError for any other reading."""
+    for name, value in values.items():
+        if name not in columns or isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
+            raise StepError(
+                f"the stack reads {name} = {value!r}; expected are numbers of 0 or more, {', '.join(columns)}"
+            )
+    return dict.fromkeys(columns) | values
+
+
+def _check_outputs(session: Session, inputs: Arrays, reference: Path, samples: list[int]) -> None:
+    """Raises StepError where the session that was timed does not give what the reference does for its batch.
+
+    The audit judges precision at the ends of the profile; this catches an engine that is broken at this batch.
+    """
+    session.bind(inputs)
+    session.run()
+    session.synchronise()
+    with np.load(reference) as stored:
+        expected = {name: stored[name][samples] for name in stored.files}
+    parity.refuse_broken(session.outputs(), expected, len(samples))
 
 
 def _refuse_nonsense(outputs: Arrays) -> None:
@@ -86,16 +118,11 @@ def _refuse_nonsense(outputs: Arrays) -> None:
             raise StepError(f"output '{name}' holds NaN or infinity after the timed loop; the latencies mean nothing")
 
 
-def main(spec_file: Path) -> None:
-    process.die_with_parent()
-    signal.signal(signal.SIGINT, lambda *_: sys.exit(130))
+def measure_rung(spec_file: Path) -> None:
+    """Measure what the file asks for and write ``SPEC.result.json`` beside it, also where that fails."""
     result_file = spec_file.with_suffix(".result.json")
     try:
         result = {"status": "ok", **run(read_json(spec_file), spec_file.with_suffix(".latencies.npy"))}
     except StepError as error:
         result = {"status": "failed", "reason": str(error), "permanent": error.permanent}
     write_json(result_file, result)
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -29,9 +29,12 @@ def open_matrix(workflow: Any, config: dict[str, Any]) -> Matrix:
     Ends the program with one line a fault where the configuration is wrong.
     """
     raw = dict(config)
-    if not workflow.overwrite_configfiles:
-        raw = merged(read_yaml(Path(workflow.basedir) / "config.yaml"), raw)
+    own = Path(workflow.basedir) / "config.yaml"
     try:
+        if not workflow.overwrite_configfiles:
+            raw = merged(read_yaml(own), raw)
+        if repeated := [line for file in workflow.overwrite_configfiles or [own] for line in repeated_keys(Path(file))]:
+            raise ConfigError(repeated)
         matrix = Matrix(load(raw), raw)
         if faults := list(matrix.faults()):
             raise ConfigError(faults)
@@ -41,8 +44,23 @@ def open_matrix(workflow: Any, config: dict[str, Any]) -> Matrix:
         amount = progress.amount(*_amount(matrix, matrix.rounds()))
         print(f"All ladders from nothing: {amount}. Still to do:", file=sys.stderr)
     if workflow.is_main_process:
+        if forgotten(Path()):
+            print(FORGOTTEN, file=sys.stderr)
         os.environ.setdefault("LADDER_SITTING", datetime.now(UTC).strftime("%Y%m%dT%H%M%S") + f"-{os.getpid()}")
     return matrix
+
+
+FORGOTTEN = (
+    "Warning: results/ has tables, but .snakemake/metadata, by which Snakemake tells what has changed since, is empty "
+    "or missing: a change of the configuration or the code would go unseen. Call `snakemake -R aggregate` once; it "
+    "names the rounds that do not fit the configuration. `make clean-results` starts anew."
+)
+
+
+def forgotten(folder: Path) -> bool:
+    """Whether a working folder holds tables, but nothing of what Snakemake noted when it made them."""
+    notes = folder / ".snakemake/metadata"
+    return any(folder.glob("results/*.csv")) and not (notes.is_dir() and any(notes.iterdir()))
 
 
 def attempts(id_path: str) -> int:
@@ -65,6 +83,7 @@ def begin(workflow: Any, matrix: Matrix) -> Any:
     _silence_scheduler(workflow)
     try:
         lock = locks.take_workflow_lock(STATE)
+        locks.open_host_lock().close()  # seen now, not by every step
     except StepError as error:
         sys.exit(str(error))
     if matrix.config.platform == "auto":
@@ -105,7 +124,37 @@ def _silence_scheduler(workflow: Any) -> None:
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    return yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+    """The mapping in a YAML file; empty where the file is. Raises ConfigError where it holds something else."""
+    try:
+        found = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except UnicodeDecodeError as error:
+        raise ConfigError([f"{path}: byte {error.start} is not UTF-8; save the file in UTF-8"]) from None
+    except yaml.YAMLError as error:
+        raise ConfigError([f"{path} is not YAML: {' '.join(str(error).split())}"]) from None
+    if not isinstance(found, dict | None):
+        raise ConfigError([f"{path}: expected a mapping, key: value"])
+    return found or {}
+
+
+def repeated_keys(path: Path) -> Iterator[str]:
+    """The keys that stand twice in one mapping of a YAML or JSON file, a line each: only the last would count."""
+    # JSON may be indented by tabs, YAML may not
+    nodes, seen = [yaml.compose(path.read_text(encoding="utf-8").expandtabs())], set()
+    while nodes:
+        node = nodes.pop()
+        if id(node) in seen:  # an alias of what was there before
+            continue
+        seen.add(id(node))
+        if isinstance(node, yaml.SequenceNode):
+            nodes += node.value
+        if isinstance(node, yaml.MappingNode):
+            keys: dict[tuple[str, str], yaml.Node] = {}
+            for key, value in node.value:
+                nodes.append(value)
+                first = keys.setdefault((key.tag, str(key.value)), key)
+                if first is not key and key.tag != "tag:yaml.org,2002:merge":
+                    there, line = first.start_mark.line + 1, key.start_mark.line + 1
+                    yield f"{path}, line {line}: '{key.value}' stands in line {there} too; each key may stand once"
 
 
 def merged(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:

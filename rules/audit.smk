@@ -18,5 +18,5 @@ rule audit_engine:
         retry=retry("results/{platform}/audit/{model}/{engine}.pass.json"),
     shell:
         "$SUPERVISE --stage audit --log {log:q} --outputs {output:q} {params.environment} --"
-        " {params.python} $SCRIPTS/audit_engine.py --spec {params.spec:q} {params.files}"
+        " {params.python:q} $SCRIPTS/audit_engine.py --spec {params.spec:q} {params.files}"
         " --output-audit {output.audit:q} --output-pass {output.verdict:q} --log {log:q}"

@@ -3,10 +3,12 @@
 # In a rule's command, $PYTHON $SCRIPTS/x.py is one of the scripts in the workflow's own Python. $SUPERVISE starts a step
 # and leaves a failed id where it dies; the last output is the id. exec: the step is Snakemake's own child, so that it can
 # ask the kernel to die with it.
-# Relative paths: a folder above may have a space in its name. CUDA_DEVICE_ORDER: CUDA counts GPUs as nvidia-smi does.
+# IFS: a space in one of their folders' names does not end a word, so the two words of SUPERVISE stand in two lines.
+# CUDA_DEVICE_ORDER: CUDA counts GPUs as nvidia-smi does.
 shell.prefix(
-    f"set -euo pipefail; PYTHON={relpath(sys.executable)}; SCRIPTS={relpath(workflow.basedir)}/scripts;"
-    ' SUPERVISE="$PYTHON $SCRIPTS/_supervise.py"; export LADDER_PARENT=$PPID CUDA_DEVICE_ORDER=PCI_BUS_ID; exec '
+    f"set -euo pipefail; IFS=$'\\n'; PYTHON={quote(relpath(sys.executable))};"
+    f" SCRIPTS={quote(relpath(workflow.basedir))}/scripts; SUPERVISE=$PYTHON$IFS$SCRIPTS/_supervise.py;"
+    " export LADDER_PARENT=$PPID CUDA_DEVICE_ORDER=PCI_BUS_ID; exec "
 )
 
 
@@ -16,7 +18,7 @@ container: "docker://python:3.12-slim-bookworm"
 
 
 wildcard_constraints:
-    model="[^/]+",
+    model="(?!environments/)[^/]+",  # an environment called weights has artifacts/environments/weights.id.json
     platform="[^/]+",
     engine="[^/]+",
     ladder="[^/]+",

@@ -19,5 +19,5 @@ rule engine:
         retry=retry("artifacts/{platform}/{model}/{engine}/id.json"),
     shell:
         "$SUPERVISE --stage engine --log {log:q} --outputs {output:q} {params.environment} --"
-        " {params.python} $SCRIPTS/engine.py --spec {params.spec:q} {params.files}"
+        " {params.python:q} $SCRIPTS/engine.py --spec {params.spec:q} {params.files}"
         " --output-engine {output.payload:q} --output-id {output.id:q} --output-build {output.build:q} --log {log:q}"

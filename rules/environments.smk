@@ -9,6 +9,7 @@ rule environment:
     params:
         source=lambda w: matrix.environment_source(w.environment),
         lock=lambda w: matrix.environment_lock(w.environment),
+        packages=lambda w: matrix.environment_packages(w.environment),
         code=code("environment"),
         retry=retry("artifacts/environments/{environment}.id.json"),
     shell:

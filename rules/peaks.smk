@@ -18,4 +18,4 @@ rule peaks:
         retry=retry("artifacts/{platform}/peaks.json"),
     shell:
         "$SUPERVISE --stage peaks --alone --log {log:q} --outputs {output:q} {params.environment} --"
-        " {params.python} $SCRIPTS/peaks.py --spec {params.spec:q} --output {output.id:q} --log {log:q}"
+        " {params.python:q} $SCRIPTS/peaks.py --spec {params.spec:q} --output {output.id:q} --log {log:q}"

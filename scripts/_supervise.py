@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import re
 import signal
 import subprocess
@@ -65,7 +64,7 @@ def _start(command: list[str], environment: Path | None, log) -> StepError | Non
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
-            env=os.environ | process.as_parent(),
+            env=process.environment() | process.as_parent(),
             check=False,
         )
     except StepError as error:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import datetime
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,7 @@ from hypothesis import strategies as st
 
 from ladder import causes, config
 from ladder.errors import ConfigError
-from ladder.workflow import merged
+from ladder.workflow import forgotten, merged, read_yaml, repeated_keys
 
 ROOT = Path(__file__).parent.parent
 DEFAULT = yaml.safe_load((ROOT / "config.yaml").read_text())
@@ -33,6 +35,11 @@ def ladder(raw):
 
 def rung(raw, name):
     return next(r for r in ladder(raw)["rungs"] if r["name"] == name)
+
+
+A_STACK = {"module": "mine.py", "device": "cpu", "api": "mine", "compiler": "mine"}
+
+FULL = DEFAULT | {"stacks": {"mine": {**A_STACK, "arguments": {"x": [1]}}}, "parity": {"fp32": {"cosine": 0.9}}}
 
 
 def test_the_default_configuration_is_valid():
@@ -98,12 +105,111 @@ def test_presets_are_valid_alone_and_cut_short(preset):
             lambda r: r["data"].update(pictures={"generated": {"inputs": {"images": {"dtype": "float32"}}}}),
             ["random data", "int8 would", "calibration: pictures"],
         ),
+        (lambda r: r.update(stacks=[1]), ["stacks: [1]: expected a mapping"]),
+        (lambda r: r.update(stacks="x"), ['stacks: "x": expected a mapping']),
+        (lambda r: r.update(stacks={"known": None}), ["stacks.known: null: expected a mapping"]),
+        (lambda r: r.update(stacks={"pytorch-cpu": None}), ["stacks.pytorch-cpu: null: expected a mapping"]),
+        (lambda r: r.update(stacks={"pytorch-cpu": 0}), ["stacks.pytorch-cpu: 0: expected a mapping"]),
+        (lambda r: r.update(parity=["fp32"]), ['parity: ["fp32"]: expected a mapping']),
+        (lambda r: r.update(parity={"fp32": 3}), ["parity.fp32: 3: expected a mapping"]),
+        (
+            lambda r: r.update(parity={"fp8": {}}),
+            ["parity", '"fp8"', "'fp32', 'tf32', 'tf32-conv', 'fp16'", "'int8-fp16'"],
+        ),
+        (lambda r: r.update(environments=["x"]), ['environments: ["x"]: expected a mapping']),
+        (lambda r: r.update(environments="x"), ['environments: "x": expected a mapping']),
+        (lambda r: r["environments"].update(main={"lock": "my.txt"}), ["environments.main", "workflow's own"]),
+        (lambda r: r["environments"].update(main={"python": "/p"}), ["environments.main", "workflow's own"]),
+        (lambda r: r["environments"].update(mine={"python": ""}), ["environments.mine.python", "at least 1 character"]),
+        (lambda r: r["measure"].update(max_seconds=math.inf), ["measure.max_seconds: Infinity", "finite"]),
+        (lambda r: r["telemetry"].update(cooldown_below_c=math.nan), ["telemetry.cooldown_below_c: NaN", "finite"]),
+        (lambda r: r["measure"].update(max_seconds="2"), ['measure.max_seconds: "2"', "valid number"]),
+        (lambda r: ladder(r).update(rounds=True), ["ladders.cpu.rounds: true", "valid integer"]),
+        (lambda r: ladder(r).update(rounds="2"), ['ladders.cpu.rounds: "2"', "valid integer"]),
+        (lambda r: ladder(r).update(rounds=10001), ["ladders.cpu.rounds: 10001", "10000"]),
+        (lambda r: ladder(r).update(batches=["1"]), ['ladders.cpu.batches.0: "1"', "valid integer"]),
+        (lambda r: ladder(r).update(batches=[65537]), ["ladders.cpu.batches.0: 65537", "65536"]),
+        (lambda r: rung(r, "pytorch-fp32").update(threads=1025), ["rungs.0.threads: 1025", "1024"]),
+        (lambda r: r["platforms"]["cpu"].update(threads=1025), ["platforms.cpu.threads: 1025", "1024"]),
+        (lambda r: r["measure"].update(pause_seconds=10**30), ["measure.pause_seconds: 1000", "604800"]),
+        (lambda r: r["measure"].update(repeats=10**30), ["measure.repeats: 1000", "1000000000"]),
+        (lambda r: r.update(seed=2**32), ["seed: 4294967296", "less than 4294967296"]),
+        (
+            lambda r: rung(r, "pytorch-fp32").update(options={"a": {"b": [math.nan]}}),
+            ["rungs.0.options.a.b.0: NaN", "finite"],
+        ),
+        (
+            lambda r: rung(r, "pytorch-fp32").update(options={"day": datetime.date(2026, 1, 2)}),
+            ["options.day", "2026, 1, 2"],
+        ),
+        (lambda r: rung(r, "pytorch-fp32").update(options={1: 2}), ["rungs.0.options.1: 1", "valid string"]),
+        (
+            lambda r: r.update(stacks={"s": {**A_STACK, "arguments": {"names": {"a"}}}}),
+            ["stacks.s.arguments.names: {'a'}"],
+        ),
+        (lambda r: r.update(stacks={"s": {**A_STACK, "arguments": {"key": b"a"}}}), ["stacks.s.arguments.key: b'a'"]),
+        (lambda r: r.update(stacks={"s": {**A_STACK, "module": ""}}), ["stacks.s.module", "at least 1 character"]),
+        (lambda r: r["models"]["yolo11n"].update(weights={"path": ""}), ["weights.path", "at least 1 character"]),
+        (
+            lambda r: rung(r, "pytorch-fp32").update(stack="pytorch-cuda"),
+            ["pytorch-fp32.stack", "runs on cuda", "is a cpu"],
+        ),
+        (lambda r: r["models"].update(environments=r["models"]["yolo11n"]), ["models.environments", "another name"]),
+        (lambda r: r["models"].update({"m" * 101: r["models"]["yolo11n"]}), ["models.mmm", "at most 100 characters"]),
+        (lambda r: rung(r, "pytorch-fp32").update(name="n" * 101), ["rungs.0.name", "at most 100 characters"]),
+        (
+            lambda r: ladder(r)["steps"].append(ladder(r)["steps"][0]),
+            ["pytorch-fp32 → onnxruntime-fp32 stands 2 times"],
+        ),
+        (
+            lambda r: ladder(r)["steps"].append({"from": "openvino-int8", "to": "openvino-fp32", "cause": "precision"}),
+            ["ladders.cpu.steps", "openvino-fp32 → openvino-int8 → openvino-fp32", "circle"],
+        ),
     ],
 )  # fmt: skip
 def test_one_line_names_key_value_and_what_is_allowed(change, expected):
     lines = [line for line in faults(change) if all(part in line for part in expected)]
     assert len(lines) == 1, faults(change)
     assert "\n" not in lines[0]
+
+
+def test_a_whole_number_is_taken_where_a_fraction_may_be():
+    raw = copy.deepcopy(DEFAULT)
+    raw["measure"]["max_seconds"] = 2
+    assert config.load(raw).measure.max_seconds == 2
+
+
+def test_a_section_left_empty_is_the_built_in_one():
+    raw = DEFAULT | {"stacks": None, "parity": None, "environments": None}
+    assert config.load(raw) == config.load(DEFAULT)
+
+
+JUNK = [None, True, 0, 10**30, math.nan, "", "x", [], [1], [[1]], {}, {"a": 1}, {1: 2}, datetime.date.min, b"x", {1}]
+
+
+def places(node, above=()):
+    """The way to every value below a mapping or list."""
+    for key, value in node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ():
+        yield (*above, key)
+        yield from places(value, (*above, key))
+
+
+@given(st.sampled_from(list(places(FULL))), st.sampled_from(JUNK))
+def test_whatever_stands_anywhere_is_taken_or_refused_in_single_lines(place, junk):
+    raw = node = copy.deepcopy(FULL)
+    for key in place[:-1]:
+        node = node[key]
+    node[place[-1]] = junk
+    try:
+        config.load(raw)
+    except ConfigError as error:
+        assert error.faults and not any("\n" in line for line in error.faults)
+
+
+def test_a_value_that_holds_itself_is_one_fault():
+    options = {}
+    options["again"] = [options]
+    assert len(faults(lambda raw: rung(raw, "pytorch-fp32").update(options=options))) == 1
 
 
 def test_every_fault_is_reported_at_once():
@@ -131,6 +237,34 @@ def test_a_conflated_step_names_rungs_cause_and_every_factor():
         assert part in line
 
 
+@pytest.mark.parametrize(
+    ("field", "value"), [("module", "b.py"), ("arguments", {"a": 1}), ("environment", "other"), ("source", "fp32-onnx")]
+)
+@pytest.mark.parametrize("cause", causes.CAUSES)
+def test_stacks_that_only_seem_the_same_are_joined_by_no_cause(field, value, cause):
+    """Whatever else the rungs differ in, what no factor shows would be credited to the step's cause."""
+    change = {
+        "precision": {"precision": "int8"},
+        "specialisation": {"shape": "static"},
+        "tuning": {"options": {"a": 1}},
+        "launch": {"launch": "graph"},
+    }.get(cause, {})
+
+    def spoil(raw):
+        raw["environments"]["other"] = {"python": "/usr/bin/python3"}
+        one = A_STACK | {"precisions": ["fp32", "int8"], "launches": ["eager", "graph"]}
+        raw["stacks"] = {"one": one, "two": one | {field: value}}
+        ladder(raw)["rungs"] = [{"name": "a", "stack": "one"}, {"name": "b", "stack": "two", **change}]
+        ladder(raw)["steps"] = [cause]
+
+    (line,) = faults(spoil)
+    if cause in ("compilation", "wrapper"):
+        assert "do not differ" in line
+    else:
+        for part in ("a → b", "conflated", f"'{cause}'", f"{field} ("):
+            assert part in line
+
+
 def test_a_step_that_changes_nothing_is_no_cause():
     def change(raw):
         ladder(raw)["rungs"].append({"name": "again", "stack": "pytorch-cpu"})
@@ -145,6 +279,54 @@ def test_the_same_thing_twice_is_the_cause_none():
     ladder(raw)["rungs"].append({"name": "again", "stack": "pytorch-cpu"})
     ladder(raw)["steps"].append({"from": "pytorch-fp32", "to": "again", "cause": "none"})
     config.load(raw)
+
+
+def test_a_key_that_stands_twice_is_named_with_its_file_and_line(tmp_path):
+    file = tmp_path / "my.yaml"
+    file.write_text("a: &a {x: 1}\nb:\n  - {<<: *a, x: 2}\n  - y: 1\n    z: 1\n    y: 2\nc: {d: 1, d: 1}\nb: 3\n")
+    assert sorted(repeated_keys(file)) == [
+        f"{file}, line 6: 'y' stands in line 4 too; each key may stand once",
+        f"{file}, line 7: 'd' stands in line 7 too; each key may stand once",
+        f"{file}, line 8: 'b' stands in line 2 too; each key may stand once",
+    ]
+    file.write_text('{\n\t"a": {"b": 1,\n\t"b": 2}}')
+    assert [line.split(": ")[0] for line in repeated_keys(file)] == [f"{file}, line 3"]
+
+
+@pytest.mark.parametrize(
+    "file", [ROOT / "config.yaml", *ROOT.glob("presets/*.yaml"), *ROOT.glob("docs/**/config.yaml")], ids=str
+)
+def test_no_key_of_the_given_files_stands_twice(file):
+    assert list(repeated_keys(file)) == []
+
+
+def test_the_recorded_configuration_of_the_h200_is_valid():
+    config.load(read_yaml(ROOT / "docs/measurements/h200/config.yaml"))
+
+
+@pytest.mark.parametrize(
+    ("content", "part"),
+    [(b'platform: "caf\xe9"', "byte 14 is not UTF-8"), (b"a: [", "is not YAML: "), (b"[1]", "expected a mapping")],
+)
+def test_a_file_that_is_no_configuration_is_named(tmp_path, content, part):
+    file = tmp_path / "config.yaml"
+    file.write_bytes(content)
+    with pytest.raises(ConfigError) as caught:
+        read_yaml(file)
+    (line,) = caught.value.faults
+    assert str(file) in line and part in line and "\n" not in line
+
+
+def test_tables_without_snakemakes_notes_are_noticed(tmp_path):
+    (tmp_path / "results").mkdir()
+    assert not forgotten(tmp_path)
+    (tmp_path / "results/ladder.csv").touch()
+    assert forgotten(tmp_path)
+    notes = tmp_path / ".snakemake/metadata"
+    notes.mkdir(parents=True)
+    assert forgotten(tmp_path)
+    (notes / "note").touch()
+    assert not forgotten(tmp_path)
 
 
 def test_bare_causes_join_neighbours():

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import copy
+import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,7 +13,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ladder import config, fingerprint
+from ladder import config, environment, fingerprint
 from ladder.errors import ConfigError
 from ladder.matrix import Matrix
 
@@ -220,9 +223,73 @@ def test_a_stack_module_that_does_not_parse_is_named(tmp_path):
     assert "stacks.b.module" in line and "broken.py, line 1" in line
 
 
+def test_a_stack_module_that_is_not_there_is_named():
+    def change(raw):
+        raw["stacks"] = {"b": {"module": "stacks/nowhere.py", "device": "cpu", "api": "b", "compiler": "b"}}
+        ladder(raw)["rungs"].append({"name": "b", "stack": "b"})
+
+    (line,) = matrix(change).faults()
+    assert line.startswith("stacks.b.module: 'stacks/nowhere.py' is not a file here")
+
+
+@pytest.mark.parametrize("shape", ["dynamic", "static"])
+def test_two_engines_of_one_name_are_a_fault_that_names_both_rungs(shape):
+    one = {"module": __file__, "device": "cpu", "api": "z", "compiler": "z", "precisions": ["fp16", "int8-fp16"]}
+
+    def change(raw):
+        raw["stacks"] = {"z": one, "z-int8": one}
+        ladder(raw)["rungs"] += [{"name": "a", "stack": "z", "precision": "int8-fp16", "shape": shape}]
+        other = {**ladder(raw), "batches": [4], "steps": []}
+        raw["ladders"]["other"] = {
+            **other,
+            "rungs": [{"name": "b", "stack": "z-int8", "precision": "fp16", "shape": shape}],
+        }
+
+    (line,) = matrix(change).faults()
+    for part in ("ladders.cpu.rungs.a", "ladders.other.rungs.b", "'z-int8-fp16", "'z-int8'", "'z'"):
+        assert part in line
+
+
+def test_paths_of_environments_may_hold_spaces():
+    entries = {"given": {"python": "/a b/python"}, "made": {"lock": "my lock.txt"}}
+    plan = matrix(lambda raw: raw["environments"].update(entries))
+    assert shlex.split(plan.environment_source("given")) == ["--python", "/a b/python"]
+    assert shlex.split(plan.environment_source("made")) == ["--lock", "my lock.txt"]
+
+
+def test_an_interpreter_whose_packages_change_is_looked_at_again(tmp_path):
+    folder = tmp_path / "my venv"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
+    (packages,) = folder.glob("lib/python3*/site-packages")
+
+    def state():
+        environment.state.cache_clear()
+        plan = matrix(lambda raw: raw["environments"].update(mine={"python": str(folder / "bin/python")}))
+        return plan.environment_packages("mine")
+
+    states = [state()]
+    installed = packages / "runtime-1.0.dist-info"
+    installed.mkdir()
+    states.append(state())
+    (packages / "__pycache__").mkdir()  # what running code leaves behind
+    assert state() == states[-1]
+    installed = installed.rename(packages / "runtime-1.1.dist-info")
+    states.append(state())
+    installed.rmdir()
+    (packages / "something.py").touch()
+    installed.mkdir()  # the same version installed again
+    states.append(state())
+    assert len(set(states)) == 4 and "" not in states
+
+
+def test_an_interpreter_that_does_not_run_has_no_state():
+    plan = matrix(lambda raw: raw["environments"].update(mine={"python": "/no/such/python"}))
+    assert plan.environment_packages("mine") == plan.environment_packages("main") == ""
+
+
 def test_a_misspelt_package_of_the_users_own_stack_is_named():
     def change(raw):
-        raw["stacks"] = {"mine": {"module": "mine.py", "device": "cpu", "api": "m", "compiler": "m"}}
+        raw["stacks"] = {"mine": {"module": __file__, "device": "cpu", "api": "m", "compiler": "m"}}
         raw["stacks"]["mine"]["packages"] = ["numpy", "nunpy"]
         ladder(raw)["rungs"].append({"name": "mine", "stack": "mine"})
 

@@ -10,6 +10,7 @@ import pytest
 
 from ladder import measure
 from ladder.run import distinct_batches
+from ladder.stacks import checks
 
 SETTINGS = {
     "warmup": 2,
@@ -151,3 +152,22 @@ def test_batches_are_distinct_rotations_of_the_samples(tmp_path, batch):
     np.savez(tmp_path / "inputs.npz", x=np.arange(3, dtype=np.float32))
     made = [list(b["x"]) for b in distinct_batches(tmp_path / "inputs.npz", batch)]
     assert made == [[(first + i) % 3 for i in range(batch)] for first in range(3)]
+
+
+def test_a_batch_is_known_as_a_slice_of_a_whole_that_nobody_can_change(tmp_path):
+    np.savez(tmp_path / "inputs.npz", x=np.arange(12, dtype=np.float32).reshape(4, 3))
+    for first, batch in enumerate(distinct_batches(tmp_path / "inputs.npz", 3)):
+        whole, row = checks.whole_of(batch["x"])
+        assert row == first and not whole.flags.writeable
+        np.testing.assert_array_equal(whole[row : row + 3], batch["x"])
+
+
+@pytest.mark.parametrize("part", [lambda a: a, lambda a: a[1:3], lambda a: a[:, 1:], lambda a: a[::2]])
+def test_what_may_change_or_is_no_slice_of_rows_is_its_own_whole(part):
+    array = part(np.zeros((4, 3), np.float32))
+    whole, row = checks.whole_of(array)
+    assert whole is array and row == 0
+    fixed = np.zeros((4, 3), np.float32)
+    fixed.flags.writeable = False
+    for odd in (fixed[:, 1:], fixed[::2], fixed.T):
+        assert checks.whole_of(odd)[0] is odd

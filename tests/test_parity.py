@@ -171,3 +171,16 @@ def test_the_documented_bounds_are_the_built_in_ones():
         for name in names.split(", "):
             documented[name] = {key: float(value) for key, value in values.items() if value != "–"}
     assert documented == parity.DEFAULT_THRESHOLDS
+
+
+def test_a_sample_that_was_not_computed_is_found_and_one_that_shows_nothing_is_not_judged():
+    right = np.random.default_rng(0).normal(size=(3, 50)).astype(np.float32)
+    right[2] = 1e-6  # shows nothing
+    found = right + 0.3 * np.random.default_rng(1).normal(size=right.shape).astype(np.float32)  # as rough as INT8 gets
+    parity.refuse_broken({"y": found}, {"y": right}, 3)
+    found[1] = 0
+    with pytest.raises(StepError, match="of sample 2 is not the model's: cosine 0 "):
+        parity.refuse_broken({"y": found}, {"y": right}, 3)
+    found[1] = np.nan
+    with pytest.raises(StepError, match="NaN"):
+        parity.refuse_broken({"y": found}, {"y": right}, 3)

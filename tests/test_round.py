@@ -63,7 +63,9 @@ def spec(tmp_path):
     write_json(
         tmp_path / "fp32.id.json", {"status": "ok", "sha256": "f" * 64, "weights": "seeded(0)", "axes": {"n": "batch"}}
     )
-    np.savez(tmp_path / "inputs.npz", x=np.ones((2, 3), np.float32))
+    for name in ("inputs", "reference"):  # the stack gives its input back
+        np.savez(tmp_path / f"{name}.npz", x=np.ones((2, 3), np.float32))
+    write_json(tmp_path / "inputs.id.json", {"status": "ok", "sha256": sha256(tmp_path / "inputs.npz")})
     measure = {
         "warmup": 1, "iterations": 6, "min_iterations": 6, "max_seconds": 1, "repeats": 1, "pause_seconds": 0,
         "interval_pct": 1, "throughput_seconds": 0, "throughput_iterations": 3, "queue": 4, "timeout_seconds": 20,
@@ -78,6 +80,8 @@ def spec(tmp_path):
         "seed": 0,
         "measure": measure,
         "inputs": str(tmp_path / "inputs.npz"),
+        "reference": str(tmp_path / "reference.npz"),
+        "settings": "1",
         "profile": {"min": 1, "opt": 1, "max": 4},
         "fingerprint": {},
         "rungs": [make_rung(tmp_path, "a", delay_ms=1), make_rung(tmp_path, "b", delay_ms=3)],
@@ -194,6 +198,62 @@ def test_a_failed_rung_is_measured_again_and_a_round_asked_for_by_name_too(spec,
     assert not measured(spec)["kept"]
 
 
+def test_other_inputs_measure_again(spec, measured, tmp_path):
+    measured(spec)
+    np.savez(tmp_path / "inputs.npz", x=np.full((2, 3), 2, np.float32))
+    write_json(tmp_path / "inputs.id.json", {"status": "ok", "sha256": sha256(tmp_path / "inputs.npz")})
+    assert not measured(spec)["kept"]
+
+
+def test_inputs_that_were_changed_are_not_run(spec, measured, tmp_path):
+    np.savez(tmp_path / "inputs.npz", x=np.full((2, 3), 2, np.float32))
+    record = measured(spec)
+    assert record["rows"] == []
+    assert all("is not the file its id describes" in failure["reason"] for failure in record["failures"])
+
+
+@pytest.mark.parametrize(
+    ("wrong", "part"),
+    [
+        ("half", "of sample 2 is not the model's"),
+        ("shape", "has the shape [1, 3], the reference [2, 3]"),
+        ("memory", "the stack reads throughput_ips = 1000000000.0"),
+        ("threads", "asks for 1 threads, the stack says it has 64"),
+    ],
+)
+def test_what_a_stack_does_at_the_measured_batch_and_says_is_checked(spec, measured, wrong, part):
+    spec["rungs"][0]["rung"]["options"]["at_run"] = wrong
+    record = measured(spec)
+    assert [row["rung"] for row in record["rows"]] == ["b"]
+    assert part in record["failures"][0]["reason"]
+
+
+def test_the_folder_worked_in_lends_no_code(spec, measured, tmp_path, monkeypatch):
+    (tmp_path / "ladder").mkdir()
+    for name in ("ladder/__init__.py", "json.py"):
+        (tmp_path / name).write_text("raise SystemExit('not this one')")
+    monkeypatch.chdir(tmp_path)
+    assert len(measured(spec)["rows"]) == 2
+
+
+def test_variables_that_tune_a_runtime_do_not_reach_it(spec, measured, monkeypatch):
+    tuning = {"DNNL_MAX_CPU_ISA": "SSE41", "KMP_HW_SUBSET": "1c", "OMP_PLACES": "cores", "CUDA_LAUNCH_BLOCKING": "1"}
+    for name, value in (tuning | {"CUDA_VISIBLE_DEVICES": "0", "PYTHONUNBUFFERED": "1"}).items():
+        monkeypatch.setenv(name, value)
+    given = round._environment(3, None)
+    assert not tuning.keys() & given.keys()
+    assert (given["OMP_NUM_THREADS"], given["CUDA_VISIBLE_DEVICES"], given["PYTHONUNBUFFERED"]) == ("3", "0", "1")
+
+
+def test_nothing_that_a_run_started_goes_on_beside_the_next(spec, measured):
+    spec["rungs"][0]["rung"]["options"]["at_run"] = "leave a child"
+    assert len(measured(spec)["rows"]) == 2
+    left = [
+        p for p in psutil.process_iter(["cmdline"]) if "left by a run of the known stack" in (p.info["cmdline"] or [])
+    ]
+    assert left == []
+
+
 def test_an_engine_that_was_changed_is_not_run(spec, measured, tmp_path):
     (tmp_path / "b/engine").write_text("cut sh")
     record = measured(spec)
@@ -249,7 +309,7 @@ def test_no_process_goes_on_timing_when_its_round_is_killed(spec, tmp_path):
     children = []
     deadline = time.monotonic() + 30
     while not children and time.monotonic() < deadline:
-        children = [c for c in psutil.Process(driver.pid).children() if "ladder.run" in " ".join(c.cmdline())]
+        children = [c for c in psutil.Process(driver.pid).children() if "scripts/run.py" in " ".join(c.cmdline())]
         time.sleep(0.05)
     assert children
     time.sleep(1)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from queue import SimpleQueue
 from types import SimpleNamespace
@@ -30,7 +31,8 @@ from workflow_run import (
     with_change,
 )
 
-from ladder import tables
+from ladder import locks, tables
+from ladder.errors import StepError
 from ladder.files import digest, read_json, sha256
 from ladder.workflow import merged
 
@@ -131,7 +133,7 @@ def test_the_workflow_engine_is_silent_while_a_run_is_timed(first, workflow):
 
 def test_a_second_call_runs_nothing_and_is_quick(first, workflow, config):
     call = workflow.call(config).must()
-    assert "Nothing to be done" in call.text and call.jobs() == {}
+    assert "Nothing to be done" in call.text and call.jobs() == {} and "Warning: results/" not in call.text
     assert call.seconds < 8
 
 
@@ -564,6 +566,48 @@ def test_a_call_without_a_limit_of_the_host_is_refused(config, repository, tmp_p
     call = Workflow(repository, tmp_path).call(config, "--workflow-profile", "none", "--cores", "1")
     assert call.status != 0 and "start with --resources host=100" in call.text
     assert not made(tmp_path) & {"artifacts", "results"}
+
+
+def test_a_lock_of_the_host_that_cannot_be_had_ends_the_call_before_any_job(config, repository, tmp_path):
+    identity_config(tmp_path, {"known": {}})
+    (tmp_path / "host.lock").mkdir()
+    call = Workflow(repository, tmp_path).call(config)
+    assert call.status != 0 and "Traceback" not in call.text
+    assert "host.lock: Is a directory" in call.text and "set LADDER_HOST_LOCK to a file" in call.text
+    assert not made(tmp_path) & {"artifacts", "results"}
+
+
+def test_a_lock_of_the_host_below_a_file_names_the_variable(tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(locks, "HOST_LOCK", tmp_path / "file/host.lock")
+    with pytest.raises(StepError, match="file/host.lock: .*set LADDER_HOST_LOCK"):
+        locks.open_host_lock()
+
+
+def test_a_key_that_stands_twice_is_refused(repository, tmp_path):
+    (tmp_path / "my.yaml").write_text("platform: cpu\nseed: 0\nseed: 1\n")
+    (line,) = fault_lines(Workflow(repository, tmp_path).call([tmp_path / "my.yaml"]))
+    assert "my.yaml, line 3: 'seed' stands in line 2 too" in line
+
+
+def test_tables_from_elsewhere_are_warned_of_once(config, repository, tmp_path):
+    identity_config(tmp_path, {"known": {}})
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results/ladder.csv").touch()
+    text = Workflow(repository, tmp_path).call(config, "--dry-run").must().text
+    assert text.count("Warning: results/ has tables") == 1 and "snakemake -R aggregate" in text
+
+
+def test_a_space_may_stand_in_every_path(tmp_path):
+    fresh = Workflow(copy_repository(tmp_path / "the repository"), tmp_path / "my work")
+    python = tmp_path / "my python"
+    python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
+    python.chmod(0o755)
+    config = identity_config(fresh.folder, {"known": {}})
+    config["environments"] = {"weights": {"python": str(python)}}  # a name that models' files have too
+    config["stacks"]["known"]["environment"] = "weights"
+    fresh.call(config, *TABLES).must()
+    assert fresh.table("failures.csv") == [] and len(fresh.table("results.csv")) == 1
 
 
 # ---- targets and presets --------------------------------------------------------------------------------------

@@ -73,6 +73,26 @@ def check_inputs(inputs: Arrays, expected: Expected) -> None:
             )
 
 
+def whole_of(array: np.ndarray) -> tuple[np.ndarray, int]:
+    """The read-only array that a batch is a slice of, and at which of its rows it begins; itself and 0 for any other.
+
+    A session that keeps a copy of the whole where copying is fast need not touch the batch on the host each time, which
+    would leave the host's caches with it and not with what it needs to launch.
+    """
+    whole = array.base
+    if (
+        isinstance(whole, np.ndarray)
+        and whole.flags.c_contiguous
+        and not whole.flags.writeable  # or the copy could fall behind it
+        and (whole.dtype, whole.shape[1:], whole.strides) == (array.dtype, array.shape[1:], array.strides)
+        and whole.nbytes
+    ):
+        first, rest = divmod(array.ctypes.data - whole.ctypes.data, whole.strides[0])
+        if not rest and 0 <= first <= len(whole) - len(array):
+            return whole, first
+    return array, 0
+
+
 def check_placement(strays: Sequence[str], total: int, place: str) -> None:
     """Raises StepError naming the nodes (``strays``) that would run elsewhere than on ``place``."""
     if strays:

@@ -55,8 +55,10 @@ class Buffer:
         self.address = int(self._device)
         self.host = _view(self._host, shape, dtype)
 
-    def upload(self, stream: Stream) -> None:
-        call("cuMemcpyHtoDAsync", self._device, self._host, self._bytes, stream.handle)
+    def upload(self, stream: Stream, source: int | None = None) -> None:
+        """Copy from its own twin, or from another pinned address."""
+        host = self._host if source is None else source
+        call("cuMemcpyHtoDAsync", self._device, host, self._bytes, stream.handle)
 
     def download(self, stream: Stream) -> None:
         call("cuMemcpyDtoHAsync", self._host, self._device, self._bytes, stream.handle)
@@ -65,6 +67,22 @@ class Buffer:
         """Free both; ``host`` must not be touched afterwards."""
         call("cuMemFree", self._device)
         call("cuMemFreeHost", self._host)
+
+
+class Pinned:
+    """A copy of an array in pinned host memory, from which the device copies without the host's caches."""
+
+    def __init__(self, array: np.ndarray):
+        self._memory = call("cuMemHostAlloc", max(array.nbytes, 1), 0)
+        self._row_bytes = array.strides[0]
+        _view(self._memory, array.shape, array.dtype)[...] = array
+        self.array = array  # what it is a copy of
+
+    def address_of(self, row: int) -> int:
+        return int(self._memory) + row * self._row_bytes
+
+    def close(self) -> None:
+        call("cuMemFreeHost", self._memory)
 
 
 class Stream:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 import statistics
+import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -139,15 +140,13 @@ class Session:
             self._module = self._module.to(memory_format=layout)
         self._expected: dict[str, tuple[tuple[int, ...], np.dtype]] = {}
         self._buffers: dict[str, Any] = {}
-        self._pinned: dict[str, Any] = {}
+        self._pinned: dict[str, tuple[np.ndarray, Any]] = {}
         for spec in models.input_specs(source.model, source.weights):
             shape, dtype = (batch, *spec.shape), getattr(torch, spec.dtype)
             self._expected[spec.name] = (shape, np.dtype(spec.dtype))
             held = precision if dtype.is_floating_point else dtype
             buffer = torch.zeros(shape, dtype=held, device=self.device)
             self._buffers[spec.name] = buffer.contiguous(memory_format=layout) if buffer.dim() == 4 else buffer
-            if self.on_gpu:
-                self._pinned[spec.name] = torch.empty(shape, dtype=dtype, pin_memory=True)
         self._output_names = models.output_names(source.model, source.weights)
         self._call: Callable[..., Any] = self._module
         self._compiled_shape = ""
@@ -187,11 +186,24 @@ class Session:
 
         checks.check_inputs(inputs, self._expected)
         for name, array in inputs.items():
-            values = torch.from_numpy(np.require(array, requirements=["C", "W"]))
             if self.on_gpu:  # a lower precision is converted to on the device
-                values = self._pinned[name].copy_(values).to(self.device, non_blocking=True)
+                values = self._pinned_batch(name, array).to(self.device, non_blocking=True)
+            else:
+                with warnings.catch_warnings(action="ignore"):  # that it may not be written to: it is only read
+                    values = torch.from_numpy(np.ascontiguousarray(array))
             self._buffers[name].copy_(values)
         self.synchronise()
+
+    def _pinned_batch(self, name: str, array: np.ndarray) -> Any:
+        """A batch in pinned memory: part of the copy of the whole that it is a slice of, or a copy of its own."""
+        import torch
+
+        whole, row = checks.whole_of(array)
+        if whole is array:
+            return torch.from_numpy(np.array(array)).pin_memory()
+        if name not in self._pinned or self._pinned[name][0] is not whole:
+            self._pinned[name] = (whole, torch.from_numpy(np.array(whole)).pin_memory())
+        return self._pinned[name][1][row : row + len(array)]
 
     def run(self) -> None:
         if self._graph is not None:

@@ -283,6 +283,7 @@ class Session:
         self._context = self._new_context()
         self._inputs: dict[str, cuda.Buffer] = {}
         self._outputs: dict[str, cuda.Buffer] = {}
+        self._pinned: dict[str, cuda.Pinned] = {}
         self._bfloat16: set[str] = set()
         self._graph: cuda.Graph | None = None
         self._bind_tensors(batch)
@@ -300,9 +301,22 @@ class Session:
         narrowed = {name: self._narrowed(name, array) for name, array in inputs.items()}
         checks.check_inputs(narrowed, {n: (b.host.shape, b.host.dtype) for n, b in self._inputs.items()})
         for name, buffer in self._inputs.items():
-            buffer.host[...] = narrowed[name]
-            buffer.upload(self._stream)
+            whole, row = checks.whole_of(narrowed[name])
+            if whole is narrowed[name]:
+                buffer.host[...] = whole
+                buffer.upload(self._stream)
+            else:
+                buffer.upload(self._stream, self._pinned_copy(name, whole).address_of(row))
         self._stream.synchronise()
+
+    def _pinned_copy(self, name: str, whole: np.ndarray) -> cuda.Pinned:
+        """The copy of what an input's batches are slices of; one an input, made anew for another array."""
+        held = self._pinned.get(name)
+        if held is None or held.array is not whole:
+            if held is not None:
+                held.close()
+            held = self._pinned[name] = cuda.Pinned(whole)
+        return held
 
     def run(self) -> None:
         if self._graph is not None:
@@ -378,7 +392,9 @@ class Session:
         self._graph = self._context = self._engine = None
         for buffer in (*self._inputs.values(), *self._outputs.values()):
             buffer.close()
-        self._inputs, self._outputs = {}, {}
+        for pinned in self._pinned.values():
+            pinned.close()
+        self._inputs, self._outputs, self._pinned = {}, {}, {}
         self._stream.close()
 
     def _new_context(self) -> Any:

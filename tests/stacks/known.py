@@ -2,13 +2,15 @@
 
 Arguments: outputs, the output's name by the input's; delay_ms; anything else only makes its engines others.
 Options: delay_ms again; needs, a file without which nothing is built; at_build, what goes wrong there (refuse, killed);
-at_run, what goes wrong there (refuse, crash, hang, nan).
+at_run, what goes wrong there (refuse, crash, hang, nan, half, shape, memory, threads, leave a child).
 """
 
 from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -66,6 +68,9 @@ class Session:
             os.abort()
         if self.wrong == "hang":
             time.sleep(3600)
+        if self.wrong == "leave a child":
+            subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)", "left by a run of the known stack"])
+            self.wrong = None
         self.in_flight += 1
 
     def synchronise(self):
@@ -79,13 +84,18 @@ class Session:
 
     def outputs(self):
         value = np.nan if self.wrong == "nan" else 1.0
-        return {self.names.get(name, name): array * value for name, array in self.inputs.items()}
+        given = {self.names.get(name, name): array * value for name, array in self.inputs.items()}
+        if self.wrong == "half":
+            return {name: np.where(np.arange(len(a))[:, None] < len(a) // 2, a, 0) for name, a in given.items()}
+        if self.wrong == "shape":
+            return {name: array[:1] for name, array in given.items()}
+        return given
 
     def facts(self):
-        return {"threads": self.threads, "provider": "CPU"}
+        return {"threads": 64 if self.wrong == "threads" else self.threads, "provider": "CPU"}
 
     def memory_mb(self):
-        return {}
+        return {"throughput_ips": 1e9} if self.wrong == "memory" else {}
 
     def close(self):
         self.inputs = {}
