@@ -23,7 +23,7 @@ import pyarrow.parquet
 
 from ladder import attribution, statistics, tables, utilisation
 from ladder.errors import StepError
-from ladder.files import canonical_json, read_json, write_json, write_text
+from ladder.files import canonical_json, read_json, sha256, write_json, write_text
 from ladder.matrix import Round
 from ladder.peaks import DATASHEETS, Datasheet
 from ladder.report.text import ladder_markdown
@@ -36,6 +36,7 @@ RECORDED = tuple(column for column in tables.RESULTS if column not in DERIVED)
 LADDER_KEY = ("platform", "model", "ladder")
 SATURATION_SHARE = 0.95  # of the highest median throughput seen
 PARENT_CPU_LIMIT_PCT = 1.0  # of a core
+BUSY_CPUS = 0.5  # a quiet host reads 0 to 0.05, a single busy program 1
 AUDITED = (  # what of a rung's audit stands beside its figures
     "requested_precision", "verdict", "reason",
     "flops_at_precision_pct", "nodes_at_precision_pct", "time_at_precision_pct",
@@ -49,19 +50,22 @@ def aggregate(plan: Mapping[str, Any], rounds: Iterable[Path], audits: Iterable[
     """Write results.csv, ladder.csv, audit.csv, failures.csv, summary.json and ladder.md; return the summary.
 
     ``plan`` is ``Matrix.plan()``: ``{"ladders": [{"platform", "ladder", "model", "batches": [int], "rounds": int,
-    "peaks": file, "rungs": [{"name", "engines": {batch: engine}, "source", "graph": file, ..}], "steps": [{"from",
-    "to", "cause"}]}]}``; of the files those that are not there leave the columns empty that rest on them. ``rounds``
-    are the planned rounds' JSON files, each with its Parquet beside it, and one that is not there is told among the
-    failures; ``audits`` are the engines' audit files, each with its pass file beside it. Raises StepError for a file
-    that cannot be trusted, and then writes nothing.
+    "settings": {batch: digest}, "peaks": file, "rungs": [{"name", "engines": {batch: engine}, "source", "graph":
+    file, ..}], "steps": [{"from", "to", "cause"}]}]}``; of the files those that are not there leave the columns empty
+    that rest on them. ``rounds`` are the planned rounds' JSON files, each with its Parquet beside it; one that is not
+    there, or was measured with other settings than the plan's, is told among the failures and is in no table.
+    ``audits`` are the engines' audit files, each with its pass file beside it. Raises StepError for a file that cannot
+    be trusted, and then writes nothing.
     """
-    records = sorted((_read_round(path) for path in dict.fromkeys(rounds) if path.exists()), key=_place)
+    every = sorted((_read_round(path) for path in dict.fromkeys(rounds) if path.exists()), key=_place)
+    records, others = _by_settings(every, plan["ladders"])
     results, pooled, unsteady = _results(records)
     ladders = [ladder | {"weights": _weights(ladder, results)} for ladder in plan["ladders"]]
     audited = [_read_audit(path) for path in audits]
     peaks = {ladder["platform"]: _read_if_made(ladder["peaks"]) for ladder in ladders}
-    failures = [*_failures(ladders, records, audited), *_unmeasured(peaks)]
+    failures = [*_failures(ladders, records, others, audited), *_unmeasured(peaks)]
     results = _with_utilisation(results, records, ladders, audited, peaks)
+    busy = _busy(results)
     steps = _steps(results, ladders, plan.get("exclude", tables.FLAGS))
     summary = {
         "schema": SCHEMA_VERSION,
@@ -84,7 +88,8 @@ def aggregate(plan: Mapping[str, Any], rounds: Iterable[Path], audits: Iterable[
         "nodes": [row for audit in audited for row in _nodes(audit)],
         "failures": len(failures),
         "unsteady_runs": unsteady,
-        "warnings": _warnings(records, results, pooled, unsteady, audited),
+        "busy_runs": busy,
+        "warnings": _warnings(records, results, unsteady, busy, ladders, audited),
     }
     destination = Path(destination)
     write_table(destination / "results.csv", tables.RESULTS, results)
@@ -152,7 +157,9 @@ def _read_round(path: Path) -> Row:
     """One round's record and its path. Raises StepError where it is not whole."""
     try:
         record = read_json(path)
-        missing = {key for key in ("rows", "failures", "details", "host_state", "warnings") if key not in record}
+        missing = {
+            key for key in ("rows", "failures", "details", "host_state", "warnings", "raw_sha256") if key not in record
+        }
         missing |= {column for row in record["rows"] for column in RECORDED if column not in row}
         missing |= {column for row in record["failures"] for column in tables.FAILURES if column not in row}
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -162,6 +169,20 @@ def _read_round(path: Path) -> Row:
     if not record["rows"] and not record["failures"]:
         raise StepError(f"{path}: holds neither results nor failures; delete it to repeat the round")
     return record | {"path": path}
+
+
+def _by_settings(records: Sequence[Row], ladders: Sequence[Row]) -> tuple[list[Row], list[Row]]:
+    """The rounds measured with the plan's settings, and the others: a record that does not tell its own is one."""
+    planned = {_key(ladder) for ladder in ladders}
+    wanted = {(*_key(ladder), int(batch)): told for ladder in ladders for batch, told in ladder["settings"].items()}
+    found: tuple[list[Row], list[Row]] = ([], [])
+    for record in records:
+        head = _head(record)
+        if _key(head) not in planned:
+            raise StepError(f"{record['path']}: a round of ladder '{head['ladder']}', which is not in the plan")
+        told = record.get("settings")
+        found[told is None or told != wanted.get(_key(head, "batch"))].append(record)
+    return found
 
 
 def _head(record: Row) -> Row:
@@ -193,7 +214,7 @@ def _results(records: Sequence[Row]) -> tuple[list[Row], list[Row], list[Row]]:
     for _, group in groupby(records, key=lambda record: _place(record)[:-1]):
         raw: dict[str, list[np.ndarray]] = defaultdict(list)
         for record in group:
-            latencies = read_latencies(record["path"].with_suffix(".parquet")) if record["rows"] else {}
+            latencies = _latencies(record)
             for row in sorted(record["rows"], key=lambda row: row["position"]):
                 if (run := _key(row, "batch", "round", "rung")) in seen:
                     raise StepError(f"{record['path']}: a second result of {', '.join(map(str, run))}; list it once")
@@ -215,6 +236,32 @@ def _results(records: Sequence[Row]) -> tuple[list[Row], list[Row], list[Row]]:
             p50 = float(np.median(np.concatenate(runs))) / 1e6
             pooled.append(_about(head, "batch") | counts | {"p50_ms": p50} | statistics.pooled_percentiles(runs))
     return rows, pooled, unsteady
+
+
+def _latencies(record: Row) -> dict[str, np.ndarray]:
+    """A round's raw latencies by rung. Raises StepError where they are not the ones that it was written with."""
+    raw = record["path"].with_suffix(".parquet")
+    if not record["rows"]:
+        return {}
+    try:
+        found = sha256(raw)
+    except OSError as error:
+        raise StepError(f"{raw}: cannot read raw latencies ({error}); delete the round's files to repeat it") from None
+    if found != record["raw_sha256"]:
+        raise StepError(
+            f"{raw}: not the raw latencies that were measured (sha256 {found[:12]}, the round's record says "
+            f"{str(record['raw_sha256'])[:12]}); delete the round's files to measure it again"
+        )
+    return read_latencies(raw)
+
+
+def _busy(results: Sequence[Row]) -> list[Row]:
+    """Runs before which other programs kept more than ``BUSY_CPUS`` busy."""
+    return [
+        _about(row, "rung", "batch", "round") | {"load_before": row["load_before"]}
+        for row in results
+        if (row["load_before"] or 0) > BUSY_CPUS
+    ]
 
 
 def _weights(ladder: Mapping[str, Any], results: Sequence[Row]) -> str | None:
@@ -269,11 +316,14 @@ def _sum(values: Sequence[float | None]) -> float | None:
     return sum(known) if len(known) == len(values) else None
 
 
-def _failures(ladders: Sequence[Row], records: Sequence[Row], audited: Sequence[Row]) -> list[Row]:
+def _failures(
+    ladders: Sequence[Row], records: Sequence[Row], others: Sequence[Row], audited: Sequence[Row]
+) -> list[Row]:
     """One row for every rung, batch or run that gave no result, each with its reason.
 
     What failed before the run (export, build, audit) holds for all rounds, and is told once, as it stands now: a round
-    that has nothing to measure is not repeated only because the reason is another.
+    that has nothing to measure is not repeated only because the reason is another. ``others`` are the rounds measured
+    with other settings.
     """
     planned = {_key(ladder): ladder for ladder in ladders}
     rows = [row for ladder in ladders for row in _kept_out(ladder, audited)]
@@ -281,8 +331,6 @@ def _failures(ladders: Sequence[Row], records: Sequence[Row], audited: Sequence[
     seen: Counter[tuple[Any, ...]] = Counter()
     for record in records:
         head = _head(record)
-        if _key(head) not in planned:
-            raise StepError(f"{record['path']}: a round of ladder '{head['ladder']}', which is not in the plan")
         seen[_key(head, "batch")] += 1
         for row in record["failures"]:
             if row["stage"] == "run":
@@ -294,6 +342,11 @@ def _failures(ladders: Sequence[Row], records: Sequence[Row], audited: Sequence[
             if rung["name"] not in told:
                 about = _about(head, "batch", "round") | {"rung": rung["name"]}
                 rows.append(_unexplained(about, f"{record['path']} does not mention this rung"))
+    for record in others:
+        about = _about(_head(record), "batch", "round")
+        seen[_key(about, "batch")] += 1
+        reason = f"{record['path']} was measured with other settings than the configuration's"
+        rows.append(_unexplained(about, f"{reason}; `snakemake -R round` measures again"))
     for ladder in ladders:
         for batch in ladder["batches"]:
             about = _about(ladder) | {"batch": batch}
@@ -567,13 +620,15 @@ def _told(values: list[Any]) -> Any:
 def _warnings(
     records: Sequence[Row],
     results: Sequence[Row],
-    pooled: Sequence[Row],
     unsteady: Sequence[Row],
+    busy: Sequence[Row],
+    ladders: Sequence[Row],
     audited: Sequence[Row],
 ) -> list[Row]:
     """What a reader has to know before trusting the tables, each with the rounds, runs or engines it concerns.
 
-    ``kind`` is ``host`` (said before or in a round), ``workflow``, ``files``, ``device``, ``audit`` or ``unsteady``.
+    ``kind`` is ``host`` (said before or in a round), ``workflow``, ``files``, ``device``, ``audit``, ``busy`` or
+    ``unsteady``.
     """
     of_rounds: dict[str, dict[Path, str]] = defaultdict(dict)
     for record in records:
@@ -583,38 +638,65 @@ def _warnings(
         _warning("host", _ranged(list(texts.values())), f"{len(texts)} of {len(records)} rounds")
         for texts in of_rounds.values()
     ]
-    busy = [row["parent_cpu_pct"] for row in results if (row["parent_cpu_pct"] or 0) >= PARENT_CPU_LIMIT_PCT]
-    if busy:
-        text = f"the workflow itself used up to {max(busy):.1f} % of a core during a run; below 1 % is wanted"
-        found.append(_warning("workflow", text, f"{len(busy)} of {len(results)} runs"))
+    dear = [row["parent_cpu_pct"] for row in results if (row["parent_cpu_pct"] or 0) >= PARENT_CPU_LIMIT_PCT]
+    if dear:
+        text = f"the workflow itself used up to {max(dear):.1f} % of a core during a run; below 1 % is wanted"
+        found.append(_warning("workflow", text, f"{len(dear)} of {len(results)} runs"))
     for key, what in (("model", "fp32_onnx_sha256"), ("platform", "device_uuid")):
         for name, group in groupby(sorted(results, key=lambda row: row[key]), key=lambda row: row[key]):
             held = sorted({row[what] for row in group if row[what] is not None})
             if len(held) > 1:
                 text = f"{name}: the runs do not agree in {what}: {', '.join(held)}"
                 found.append(_warning("files", text, f"{len(held)} values"))
+    of_rung = {_key(runs[0], "rung", "batch"): runs for runs in _by_rung(results)}
+    found += _several_artifacts(of_rung, ladders, audited)
     for flag in tables.FLAGS:
-        of_rung: dict[tuple[Any, ...], list[Row]] = defaultdict(list)
-        for row in results:
-            of_rung[_key(row, "rung", "batch")].append(row)
         for runs in of_rung.values():
             if flagged := [row for row in runs if attribution.flagged(row[flag])]:
                 row = flagged[0]
-                text = f"{row['model']}, {row['ladder']}, {row['rung']}, batch {row['batch']} was {flag}; "
-                text += f"in round {row['round']}: {row[flag]}"
+                text = f"{_named(row)} was {flag}; in round {row['round']}: {row[flag]}"
                 found.append(_warning("device", text, f"{len(flagged)} of {len(runs)} runs"))
     for row in (audit["row"] for audit in audited):
         if row["verdict"] == "warn":
             found.append(_warning("audit", f"{row['model']}, {row['engine']}: {row['reason']}", "engine"))
-    unsteady_runs = Counter(_key(run, "rung", "batch") for run in unsteady)
-    example = {_key(run, "rung", "batch"): run for run in reversed(unsteady)}
-    for rung in pooled:
-        if count := unsteady_runs[place := _key(rung, "rung", "batch")]:
-            run = example[place]
-            text = f"{rung['model']}, {rung['ladder']}, {rung['rung']}, batch {rung['batch']} was unsteady; "
-            text += f"in round {run['round']} {run['why'][0]}"
-            found.append(_warning("unsteady", text, f"{count} of {rung['rounds']} runs"))
+    for runs in _by_rung(busy):
+        highest = max(runs, key=lambda run: run["load_before"])
+        text = f"{_named(highest)} ran on a busy host; before round {highest['round']} other programs kept "
+        text += f"{highest['load_before']:.1f} CPUs busy"
+        found.append(_warning("busy", text, f"{len(runs)} of {len(of_rung[_key(highest, 'rung', 'batch')])} runs"))
+    for runs in _by_rung(unsteady):
+        text = f"{_named(runs[0])} was unsteady; in round {runs[0]['round']} {runs[0]['why'][0]}"
+        found.append(_warning("unsteady", text, f"{len(runs)} of {len(of_rung[_key(runs[0], 'rung', 'batch')])} runs"))
     return found
+
+
+def _several_artifacts(
+    of_rung: Mapping[tuple[Any, ...], Sequence[Row]], ladders: Sequence[Row], audited: Sequence[Row]
+) -> Iterator[Row]:
+    """A warning for each rung and batch whose runs and audit were not all of one file: one name, several engines."""
+    audits = _audits(audited)
+    rungs = {(*_key(ladder), rung["name"]): rung for ladder in ladders for rung in ladder["rungs"]}
+    for place, runs in of_rung.items():
+        row = runs[0]
+        audit = audits.get((row["platform"], row["model"], _engine(rungs[place[:-1]], row["batch"])), {})
+        ran: set[str] = {run["artifact_sha256"] for run in runs if run["artifact_sha256"]}
+        held = ran | ({audited_one} if (audited_one := audit.get("artifact_sha256")) else set())
+        if len(held) > 1:
+            told = ", ".join(sorted(each[:12] + ("" if each in ran else " (audited)") for each in held))
+            text = f"{_named(row)}: its runs and its audit do not agree in artifact_sha256: {told}"
+            yield _warning("files", text, f"{len(held)} values")
+
+
+def _by_rung(runs: Sequence[Row]) -> Iterator[list[Row]]:
+    """Runs of the same rung and batch, in the order in which they come."""
+    held: dict[tuple[Any, ...], list[Row]] = defaultdict(list)
+    for run in runs:
+        held[_key(run, "rung", "batch")].append(run)
+    yield from held.values()
+
+
+def _named(row: Mapping[str, Any]) -> str:
+    return f"{row['model']}, {row['ladder']}, {row['rung']}, batch {row['batch']}"
 
 
 def _warning(kind: str, text: str, scope: str) -> Row:

@@ -290,7 +290,7 @@ class Measure(Section):
 class Telemetry(Section):
     """What is read of a GPU beside each run, and what of it keeps a run out of the verdicts. A CPU has none."""
 
-    period_seconds: SomeSeconds = Field(0.1, description="Between two samples, s.")
+    period_seconds: SomeSeconds = Field(0.1, description="Between two samples, s, at least.")
     cooldown_below_c: float | None = Field(
         None, description="Each run waits until the device is cooler than this, °C; empty: no run waits."
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import numpy as np
 
 from ladder import models
 from ladder.errors import StepError
-from ladder.files import replacing, sha256
+from ladder.files import replacing, sha256, write_npz
 
 Arrays = dict[str, np.ndarray]
 
@@ -30,8 +30,6 @@ def export(
     optimisations gives, at batch 1 and at batch 2, what the reference gives. The reference is PyTorch, or
     ONNX Runtime itself for a model that exists as ONNX only. Raises StepError.
     """
-    import onnx
-
     started = time.monotonic()
     inputs = _ordered(spec, weights, inputs)
     module = models.load(spec, weights) if models.has_module(spec) else None
@@ -55,7 +53,7 @@ def export(
             run = _onnxruntime(temporary)
         exported = time.monotonic()
         figures = _compare(spec, run, inputs, expected)
-        np.savez(temporary_reference, **expected)  # type: ignore[arg-type]
+        write_npz(temporary_reference, expected)
     identity = {
         "status": "ok",
         "sha256": sha256(destination),
@@ -64,8 +62,8 @@ def export(
         "producer": f"{model.producer_name} {model.producer_version}".strip(),
         "nodes": len(model.graph.node),
         "exporters": _versions(),
-        "inputs": [_described(value, onnx) for value in model.graph.input],
-        "outputs": [_described(value, onnx) for value in model.graph.output],
+        "inputs": [_described(spec, value) for value in model.graph.input],
+        "outputs": [_described(spec, value) for value in model.graph.output],
         "axes": models.axes(spec, weights),
         "reference": "onnxruntime" if module is None else "pytorch",
         "reference_sha256": sha256(reference),
@@ -97,6 +95,8 @@ def _checked(spec: dict[str, Any], path: Path) -> Any:
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
         raise StepError(f"onnx.checker refuses the file of model {spec['name']}: {error}", permanent=True) from error
     model = onnx.load(path)
+    for value in model.graph.output:
+        models.dtype_of(spec, value)
     if models.has_module(spec) and _opset(model) != spec["opset"]:
         raise StepError(
             f"the exporter wrote opset {_opset(model)} for model {spec['name']}, asked was {spec['opset']}",
@@ -109,13 +109,13 @@ def _opset(model: Any) -> int:
     return next(each.version for each in model.opset_import if each.domain in ("", "ai.onnx"))
 
 
-def _described(value: Any, onnx: Any) -> dict[str, Any]:
+def _described(spec: dict[str, Any], value: Any) -> dict[str, Any]:
     """Name, numpy type and shape of a graph's input or output; a dynamic dimension by its name, unknown None."""
-    kind = value.type.tensor_type
+    dims = value.type.tensor_type.shape.dim
     return {
         "name": value.name,
-        "dtype": onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type).name,
-        "shape": [d.dim_value if d.HasField("dim_value") else d.dim_param or None for d in kind.shape.dim],
+        "dtype": models.dtype_of(spec, value),
+        "shape": [d.dim_value if d.HasField("dim_value") else d.dim_param or None for d in dims],
     }
 
 
@@ -162,10 +162,23 @@ def _onnxruntime(path: Path) -> Callable[[Arrays], list[np.ndarray]]:
     return run
 
 
+def _outputs(run: Callable[[Arrays], list[np.ndarray]], inputs: Arrays, names: Iterable[str]) -> list[np.ndarray]:
+    """The outputs of one run, each with a row an image. Raises StepError naming one that has no batch axis."""
+    batch, found = len(next(iter(inputs.values()))), run(inputs)
+    for name, array in zip(names, found, strict=False):
+        if array.ndim == 0 or len(array) != batch:
+            raise StepError(
+                f"output '{name}' has no batch axis: at batch {batch} its shape is {list(array.shape)}, expected "
+                f"[{batch}, ...]; every output must have the batch as its first axis",
+                permanent=True,
+            )
+    return found
+
+
 def _samples(run: Callable[[Arrays], list[np.ndarray]], inputs: Arrays, names: list[str]) -> Arrays:
     """Outputs by name, ``[samples, ...]``: one run of batch 1 a sample."""
     count = len(next(iter(inputs.values())))
-    runs = [run({name: array[i : i + 1] for name, array in inputs.items()}) for i in range(count)]
+    runs = [_outputs(run, {name: array[i : i + 1] for name, array in inputs.items()}, names) for i in range(count)]
     outputs = {name: np.concatenate(arrays) for name, arrays in zip(names, zip(*runs, strict=True), strict=False)}
     for name, array in outputs.items():
         if array.dtype.kind == "f" and not np.isfinite(array).all():
@@ -180,7 +193,7 @@ def _compare(
     figures: dict[str, Any] = {}
     count = len(next(iter(inputs.values())))
     for batch, rows in ((1, [[i] for i in range(count)]), (2, [[0, 1 % count]])):
-        runs = [run({name: array[row] for name, array in inputs.items()}) for row in rows]
+        runs = [_outputs(run, {name: array[row] for name, array in inputs.items()}, expected) for row in rows]
         wanted = [i for row in rows for i in row]
         for name, arrays in zip(expected, zip(*runs, strict=True), strict=True):
             for part, found, right in _parts(spec, name, np.concatenate(arrays), expected[name][wanted]):

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ladder.errors import StepError
-from ladder.files import replacing, sha256
+from ladder.files import replacing, sha256, write_npz
 from ladder.models import InputSpec
 
 Arrays = dict[str, np.ndarray]
@@ -35,7 +35,7 @@ def make(data: dict[str, Any], specs: list[InputSpec], samples: int) -> tuple[Ar
 def write(arrays: Arrays, label: str, data: dict[str, Any], destination: Path) -> dict[str, Any]:
     """Write the .npz (equal arrays give equal bytes) and return its identity."""
     with replacing(destination) as temporary:
-        np.savez(temporary, **arrays)  # type: ignore[arg-type]
+        write_npz(temporary, arrays)
     kind = next(kind for kind in ("pictures", "npz", "generated") if data.get(kind) is not None)
     return {
         "status": "ok",
@@ -133,6 +133,12 @@ def _generated(generator: dict[str, Any], specs: list[InputSpec], samples: int) 
         elif not low < high:
             raise StepError(f"the generator's range of '{spec.name}' is empty: low {low}, high {high}")
         elif dtype.kind in "iu":
+            held = np.iinfo(dtype)
+            if int(low) < held.min or int(high) > held.max + 1:
+                raise StepError(
+                    f"the generator's range of '{spec.name}', {low:g} to {high:g}, goes beyond {dtype}, {held.min} to "
+                    f"{held.max}"
+                )
             arrays[spec.name] = random.integers(int(low), int(high), shape, dtype=dtype)
         else:
             arrays[spec.name] = random.uniform(low, high, shape).astype(dtype)

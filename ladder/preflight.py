@@ -68,7 +68,7 @@ def cool_down(device: Reader, below_c: float | None) -> float | None:
     if below_c is None:
         return None
     start = time.monotonic()
-    while (temperature_c := device.sample().temperature_c) is None or temperature_c >= below_c:
+    while (temperature_c := device.questions["temperature"]()["temperature_c"]) is None or temperature_c >= below_c:
         if temperature_c is None:
             raise StepError("telemetry.cooldown_below_c is set, but this device does not tell its temperature")
         if (waited := time.monotonic() - start) > COOLDOWN_SECONDS:

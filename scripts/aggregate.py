@@ -7,6 +7,7 @@ from pathlib import Path
 
 import _repository  # noqa: F401
 
+from ladder import locks
 from ladder.aggregate import aggregate, planned_files
 from ladder.step import json_argument
 
@@ -16,7 +17,9 @@ def main() -> None:
     parser.add_argument("--plan", type=json_argument, required=True, help="Matrix.plan, JSON or @file")
     parser.add_argument("--output-dir", type=Path, required=True, help="where the tables go")
     arguments = parser.parse_args()
-    aggregate(arguments.plan, *planned_files(arguments.plan), arguments.output_dir)
+    waiting = "tables: waiting, another workflow of this host is measuring"
+    with locks.host_lock(exclusive=False, waiting=waiting):
+        aggregate(arguments.plan, *planned_files(arguments.plan), arguments.output_dir)
 
 
 if __name__ == "__main__":

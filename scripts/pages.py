@@ -7,6 +7,7 @@ from pathlib import Path
 
 import _repository  # noqa: F401
 
+from ladder import locks
 from ladder.report.build import build
 
 
@@ -16,8 +17,10 @@ def main() -> None:
     parser.add_argument("--captions", type=Path, required=True, help="folder of the sections' captions (.rst)")
     parser.add_argument("--output-dir", type=Path, required=True, help="where the pages go")
     arguments = parser.parse_args()
-    for page in build(arguments.results, arguments.captions, arguments.output_dir):
-        print(page)
+    waiting = "pages: waiting, another workflow of this host is measuring"
+    with locks.host_lock(exclusive=False, waiting=waiting):
+        for page in build(arguments.results, arguments.captions, arguments.output_dir):
+            print(page)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 
 from ladder import tables
 from ladder.aggregate import RECORDED
-from ladder.files import write_json
+from ladder.files import sha256, write_json
 
 # rung -> (factors that differ from CPU defaults, invented ms per launch, invented ms per image)
 CPU_RUNGS = {
@@ -46,12 +46,15 @@ def _rungs(model: str, rungs: dict[str, Any], batches: tuple[str, ...]) -> list[
     ]
 
 
+SETTINGS = "12" * 32  # what a round of any batch was asked, as a digest
+
 CPU_LADDER = {
     "platform": "synthetic-cpu",
     "ladder": "cpu",
     "model": "yolo11n",
     "batches": [1, 2, 4, 8],
     "rounds": 8,
+    "settings": {str(batch): SETTINGS for batch in range(1, 101)},
     "peaks": "artifacts/synthetic-cpu/peaks.json",
     "rungs": _rungs("yolo11n", CPU_RUNGS, ("1", "2", "4", "8")),
     "steps": _steps(
@@ -67,6 +70,7 @@ GPU_LADDER = {
     "model": "resnet18",
     "batches": [1, 8],
     "rounds": 8,
+    "settings": {str(batch): SETTINGS for batch in range(1, 101)},
     "peaks": "artifacts/synthetic-gpu/peaks.json",
     "rungs": _rungs("resnet18", GPU_RUNGS, ("1", "8")),
     "steps": _steps(
@@ -141,6 +145,8 @@ def write_round(
         path,
         {
             "key": "synthetic",
+            "settings": SETTINGS,
+            "raw_sha256": sha256(path.with_suffix(".parquet")),
             "rows": rows,
             "failures": failures,
             "details": details,

@@ -14,6 +14,7 @@ import numpy as np
 
 from ladder import stacks
 from ladder.errors import StepError
+from ladder.files import write_npz
 from ladder.stacks.base import Rung, Source
 
 LAUNCHES = 10
@@ -37,7 +38,7 @@ def answer(call: dict, outputs: Path):
     session.bind(inputs)
     session.run()
     session.synchronise()
-    np.savez(outputs, **session.outputs())
+    write_npz(outputs, session.outputs())
     told = {"facts": session.facts(), "memory_mb": session.memory_mb(), "device_ms": session.device_ms(LAUNCHES)}
     session.close()
     return told

@@ -15,7 +15,7 @@ import synthetic
 from ladder import tables
 from ladder.aggregate import _ranged, _saturation, aggregate, planned_files, read_latencies
 from ladder.errors import StepError
-from ladder.files import read_json, write_json
+from ladder.files import read_json, sha256, write_json
 
 SMALL = synthetic.CPU_LADDER | {"batches": [1, 4]}
 
@@ -44,6 +44,17 @@ def table(folder: Path, name: str) -> list[dict[str, str]]:
 
 def change(path: Path, **keys) -> None:
     write_json(path, read_json(path) | keys)
+
+
+def copy_round(path: Path, destination: Path) -> None:
+    for suffix in (".json", ".parquet"):
+        shutil.copy(path.with_suffix(suffix), destination.with_suffix(suffix))
+
+
+def respoil(path: Path, parts: list) -> None:
+    """Other raw latencies, and a record that calls them its own."""
+    synthetic.write_raw(path.with_suffix(".parquet"), parts)
+    change(path, raw_sha256=sha256(path.with_suffix(".parquet")))
 
 
 def test_tables_have_their_columns_and_one_row_a_run(run):
@@ -126,13 +137,17 @@ def test_a_round_without_any_result_has_an_empty_raw_file(tmp_path):
     ("spoil", "said"),
     [
         (lambda path: path.write_text('{"rows": ['), "not a round's record"),
-        (lambda path: write_json(path, {"rows": [], "failures": []}), "without details, host_state, warnings"),
+        (
+            lambda path: write_json(path, {"rows": [], "failures": []}),
+            "without details, host_state, raw_sha256, warnings",
+        ),
         (lambda path: change(path, rows=[], failures=[]), "neither results nor failures"),
-        (lambda path: path.with_suffix(".parquet").write_bytes(b"PAR1"), "cannot read raw latencies"),
+        (lambda path: path.with_suffix(".parquet").write_bytes(b"PAR1"), "not the raw latencies that were measured"),
+        (lambda path: change(path, raw_sha256=None), "delete the round's files to measure it again"),
         (lambda path: path.with_suffix(".parquet").unlink(), "cannot read raw latencies"),
-        (lambda path: synthetic.write_raw(path.with_suffix(".parquet"), []), "has 30 timed iterations"),
+        (lambda path: respoil(path, []), "has 30 timed iterations"),
         (lambda path: change(path, rows=[{"rung": "x"}]), "without activations_mb"),
-        (lambda path: shutil.copy(path.with_name("2.json"), path), "a second result of"),
+        (lambda path: copy_round(path.with_name("2.json"), path), "a second result of"),
     ],
 )
 def test_a_file_that_cannot_be_trusted_is_named_and_no_table_is_written(run, spoil, said):
@@ -168,6 +183,42 @@ def test_a_round_of_another_plan_is_refused(run):
     plan, rounds, audits, out = run
     with pytest.raises(StepError, match="ladder 'cpu', which is not in the plan"):
         aggregate({"ladders": [SMALL | {"ladder": "other"}]}, rounds, audits, out)
+
+
+def test_latencies_that_were_edited_are_refused(run):
+    plan, rounds, audits, out = run
+    raw = rounds[5].with_suffix(".parquet")
+    faster = [(rung, ns // 2 if rung == "openvino-int8" else ns) for rung, ns in read_latencies(raw).items()]
+    synthetic.write_raw(raw, faster)
+    with pytest.raises(StepError, match="not the raw latencies that were measured.*delete the round's files") as error:
+        aggregate(plan, rounds, audits, out)
+    assert str(raw) in str(error.value) and not out.exists()
+
+
+def test_a_round_measured_with_other_settings_is_a_failure_and_in_no_other_table(run):
+    plan, rounds, audits, out = run
+    change(rounds[0], settings="34" * 32)
+    record = read_json(rounds[9])
+    del record["settings"]  # as rounds were written before they told them
+    record["rows"] = [row | {"rung": f"{row['rung']}-old"} for row in record["rows"]]
+    write_json(rounds[9], record)
+    summary = aggregate(plan, rounds, audits, out)
+    assert {(r["batch"], r["round"]) for r in table(out, "failures.csv")} == {("1", "1"), ("4", "2")}
+    for row in table(out, "failures.csv"):
+        assert (row["rung"], row["stage"], row["permanent"]) == ("", "run", "false")
+        assert "with other settings than the configuration's; `snakemake -R round` measures again" in row["reason"]
+    kept = {(r["batch"], r["round"]) for r in table(out, "results.csv")}
+    assert len(kept) == 14 and not kept & {("1", "1"), ("4", "2")}
+    assert {r["rounds"] for r in table(out, "ladder.csv")} == {"7"}
+    assert summary["measured"]["runs"] == 70 and {p["rounds"] for p in summary["latency"]} == {7}
+
+
+def test_settings_that_changed_for_one_batch_leave_the_other(run):
+    plan, rounds, audits, out = run
+    ladder = SMALL | {"settings": {1: synthetic.SETTINGS, 4: "56" * 32}}  # numbers, as the plan has them in Python
+    aggregate({"ladders": [ladder]}, rounds, audits, out)
+    assert {r["batch"] for r in table(out, "results.csv")} == {"1"}
+    assert len(table(out, "failures.csv")) == 8
 
 
 def test_rounds_with_different_weights_are_refused(run):
@@ -309,6 +360,39 @@ def test_a_busy_workflow_and_changed_files_are_warned_of(run):
     said = {w["warning"]: w["scope"] for w in aggregate(plan, rounds, audits, out)["warnings"]}
     assert any("up to 3.5 % of a core" in text and scope == "5 of 80 runs" for text, scope in said.items())
     assert any("do not agree in fp32_onnx_sha256" in text for text in said)
+
+
+def test_runs_and_audit_of_one_rung_from_several_engines_are_warned_of(run):
+    plan, rounds, audits, out = run
+    assert [w for w in aggregate(plan, rounds, audits, out)["warnings"] if w["kind"] == "files"] == []
+    record = read_json(rounds[0])
+    rebuilt = {"openvino-int8": {"artifact_sha256": "ab" * 32}}
+    change(rounds[0], rows=[row | rebuilt.get(row["rung"], {}) for row in record["rows"]])
+    audit = next(path for path in audits if path.stem == "openvino-fp32")
+    change(audit, row=read_json(audit)["row"] | {"artifact_sha256": "ef" * 32})
+    said = [w["warning"] for w in aggregate(plan, rounds, audits, out)["warnings"] if w["kind"] == "files"]
+    disagree = "its runs and its audit do not agree in artifact_sha256"
+    assert sorted(said) == [
+        f"yolo11n, cpu, openvino-fp32, batch 1: {disagree}: cdcdcdcdcdcd, efefefefefef (audited)",
+        f"yolo11n, cpu, openvino-fp32, batch 4: {disagree}: cdcdcdcdcdcd, efefefefefef (audited)",
+        f"yolo11n, cpu, openvino-int8, batch 1: {disagree}: abababababab, cdcdcdcdcdcd",
+    ]
+    assert all(text in (out / "ladder.md").read_text() for text in said)
+
+
+def test_runs_beside_busy_programs_are_counted_and_named(run):
+    plan, rounds, audits, out = run
+    for path, load in zip(rounds[:3], (0.5, 0.6, 1.9), strict=True):
+        rows = read_json(path)["rows"]
+        change(path, rows=[row | ({"load_before": load} if row["rung"] == "openvino-fp32" else {}) for row in rows])
+    summary = aggregate(plan, rounds, audits, out)
+    assert [(run["round"], run["load_before"]) for run in summary["busy_runs"]] == [(2, 0.6), (3, 1.9)]
+    (busy,) = [w for w in summary["warnings"] if w["kind"] == "busy"]
+    assert busy["scope"] == "2 of 8 runs"
+    assert busy["warning"] == (
+        "yolo11n, cpu, openvino-fp32, batch 1 ran on a busy host; before round 3 other programs kept 1.9 CPUs busy"
+    )
+    assert "⚠ 2 of 80 runs began beside busy programs (see the report's warnings)" in (out / "ladder.md").read_text()
 
 
 def test_flagged_runs_stay_in_the_table_leave_the_verdicts_and_are_told(run):

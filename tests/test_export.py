@@ -159,6 +159,61 @@ def test_a_batch_that_is_dynamic_in_name_only_is_refused(tmp_path: Path) -> None
         run(own_onnx(path, nodes=nodes), tmp_path, path)
 
 
+def one_node(path: Path, node: onnx.NodeProto, output: onnx.ValueInfoProto) -> dict:
+    """A model of one node from ``x`` [batch, 4]; every name in it may be chosen."""
+    value = helper.make_tensor_value_info(node.input[0], TensorProto.FLOAT, ["N", 4])
+    model = helper.make_model(
+        helper.make_graph([node], "one", [value], [output]),
+        opset_imports=[helper.make_opsetid("", 15)],
+        ir_version=8,
+    )
+    onnx.save(model, path)
+    return own_onnx(path.with_name("other.onnx")) | {"weights": {"path": str(path)}, "axes": {"N": "batch"}}
+
+
+@pytest.mark.parametrize(("axes", "keepdims", "shape"), [([0], 0, [4]), ([0], 1, [1, 4]), ([0, 1], 0, [])])
+@pytest.mark.parametrize("samples", [1, 3])
+def test_an_output_without_a_batch_axis_is_named(
+    tmp_path: Path, axes: list, keepdims: int, shape: list, samples: int
+) -> None:
+    path = tmp_path / "mean.onnx"
+    node = helper.make_node("ReduceMean", ["x"], ["mean"], axes=axes, keepdims=keepdims)
+    spec = one_node(path, node, helper.make_tensor_value_info("mean", TensorProto.FLOAT, shape))
+    with pytest.raises(StepError, match="output 'mean' has no batch axis: .*; every output must have the batch") as e:
+        export.export(spec, path, {"x": np.ones((samples, 4), np.float32)}, tmp_path / "a.onnx", tmp_path / "a.npz")
+    assert e.value.permanent and not (tmp_path / "a.npz").exists()
+
+
+@pytest.mark.parametrize("names", [("file", "y"), ("x", "file"), ("file", "out/file:0")])
+def test_inputs_and_outputs_may_be_called_file(tmp_path: Path, names: tuple) -> None:
+    path = tmp_path / "relu.onnx"
+    node = helper.make_node("Relu", [names[0]], [names[1]])
+    spec = one_node(path, node, helper.make_tensor_value_info(names[1], TensorProto.FLOAT, ["N", 4]))
+    x = np.arange(8, dtype=np.float32).reshape(2, 4)
+    export.export(spec, path, {names[0]: x}, tmp_path / "fp32.onnx", tmp_path / "reference.npz")
+    with np.load(tmp_path / "reference.npz") as reference:
+        assert reference.files == [names[1]] and np.array_equal(reference[names[1]], x)
+
+
+def test_strings_and_sequences_are_refused_by_name(tmp_path: Path) -> None:
+    path = tmp_path / "text.onnx"
+    x = {"x": np.ones((2, 4), np.float32)}
+    text = helper.make_tensor_value_info("text", TensorProto.STRING, ["N", 4])
+    spec = one_node(path, helper.make_node("Cast", ["x"], ["text"], to=TensorProto.STRING), text)
+    with pytest.raises(StepError, match="'text' of model own holds strings, which is not supported") as error:
+        export.export(spec, path, x, tmp_path / "fp32.onnx", tmp_path / "reference.npz")
+    assert error.value.permanent
+    parts = helper.make_tensor_sequence_value_info("parts", TensorProto.FLOAT, None)
+    spec = one_node(path, helper.make_node("SplitToSequence", ["x"], ["parts"], axis=1), parts)
+    with pytest.raises(StepError, match="'parts' of model own is a sequence, which is not supported"):
+        export.export(spec, path, x, tmp_path / "fp32.onnx", tmp_path / "reference.npz")
+    model = onnx.load(path)
+    model.graph.input[0].type.tensor_type.elem_type = TensorProto.STRING
+    onnx.save(model, path)
+    with pytest.raises(StepError, match="'x' of model own holds strings"):
+        models.input_specs(spec, path)
+
+
 def test_an_output_that_is_not_finite_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "own.onnx"
     spec = own_onnx(path)

@@ -12,8 +12,9 @@ import pytest
 from PIL import Image
 
 from ladder import inputs, models
+from ladder.config import Generated
 from ladder.errors import StepError
-from ladder.files import read_json, sha256
+from ladder.files import read_json, sha256, write_npz
 from ladder.models import InputSpec
 
 SCRIPT = Path(__file__).parents[1] / "scripts" / "inputs.py"
@@ -99,6 +100,37 @@ def test_equal_arrays_give_equal_bytes(tmp_path: Path) -> None:
         "label": "generated(3)",
         "random": True,
     }
+
+
+@pytest.mark.parametrize("dtype", ["int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"])
+def test_every_integer_type_can_be_generated(dtype: str) -> None:
+    Generated(dtype=dtype)  # the configuration takes it
+    spec = InputSpec("x", dtype, (100,), "any")
+    found = inputs.make(generator(x={"dtype": dtype, "low": 1, "high": 100}), [spec], 8)[0]["x"]
+    assert found.dtype == dtype and found.min() >= 1 and found.max() < 100
+
+
+def test_a_range_beyond_the_type_is_named() -> None:
+    spec = InputSpec("x", "int8", (3,), "any")
+    with pytest.raises(StepError, match="range of 'x', -200 to 200, goes beyond int8, -128 to 127"):
+        inputs.make(generator(x={"dtype": "int8", "low": -200, "high": 200}), [spec], 8)
+    assert inputs.make(generator(x={"dtype": "int8", "low": -128, "high": 128}), [spec], 8)[0]["x"].dtype == np.int8
+
+
+@pytest.mark.parametrize("name", ["file", "allow_pickle", "a/b:0", "x.npy"])
+def test_an_input_may_have_any_name(tmp_path: Path, name: str) -> None:
+    spec = InputSpec(name, "float32", (2,), "any")
+    data = generator(**{name: SCALE})
+    inputs.write(*inputs.make(data, [spec], 2), data, tmp_path / "own.npz")
+    found, _ = inputs.make({"npz": str(tmp_path / "own.npz")}, [spec], 2)
+    assert np.array_equal(found[name], inputs.make(data, [spec], 2)[0][name])
+
+
+def test_an_archive_is_the_one_that_numpy_writes(tmp_path: Path) -> None:
+    arrays = {"scale": np.ones((3, 2), np.float32, order="F"), "ids": np.arange(15), "one": np.array(1)}
+    np.savez(tmp_path / "numpy.npz", **arrays)
+    write_npz(tmp_path / "own.npz", arrays)
+    assert (tmp_path / "own.npz").read_bytes() == (tmp_path / "numpy.npz").read_bytes()
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ladder import peaks
+from ladder import locks, peaks, utilisation
 from ladder.errors import StepError
 from ladder.files import read_json
 
@@ -107,14 +107,21 @@ def test_the_figures_of_a_datasheet_fit_each_other(name):
 
 @pytest.mark.gpu
 def test_measured_peaks_stay_below_the_datasheet():
+    """Run it alone: beside engines being built int8 fell by a third (H200). The lock keeps workflows away, no others.
+
+    The lower bounds are for a data centre's GPU at its own power limit: int8 48 %, the rest 69 to 81 % of an H200's.
+    """
     torch = pytest.importorskip("torch")
     if not torch.cuda.is_available():
         pytest.skip("needs a GPU")
     name = torch.cuda.get_device_name()
     if name not in peaks.DATASHEETS:
         pytest.skip(f"no datasheet of {name}")
-    found, sheet = peaks.measure("cuda", 1), peaks.DATASHEETS[name]
+    with locks.host_lock(exclusive=True, waiting="waiting: another workflow of this host is measuring or building"):
+        found, sheet = peaks.measure("cuda", 1), peaks.DATASHEETS[name]
+    print(found)
     assert found["device"] == name and not found["missing"]
     for precision, rate in sheet.tflops.items():
-        assert 0.4 * rate < found["tflops"][precision] < 1.05 * rate
+        least = 0.4 if precision == "int8" else utilisation.FAIR_SHARE
+        assert least * rate < found["tflops"][precision] < 1.05 * rate
     assert 0.6 * sheet.bandwidth_gb_s < found["bandwidth_gb_s"] < sheet.bandwidth_gb_s

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -426,6 +428,35 @@ def test_scripts_write_the_pages_and_show_the_ladder(report, tmp_path):
         [sys.executable, scripts / "show.py"], cwd=tmp_path, check=True, capture_output=True, text=True
     )
     assert "faster" in shown.stdout and "No result (1)" in shown.stdout and "Report: not made" in shown.stdout
+
+
+def test_a_terminal_without_unicode_is_shown_the_ladder_too(report, tmp_path):
+    shutil.copytree(report[1], tmp_path / "results")
+    plain = {"PYTHONIOENCODING": "ascii", "LC_ALL": "C"}
+    command = [sys.executable, REPOSITORY / "scripts" / "show.py"]
+    shown = subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, env=os.environ | plain)
+    assert b"pytorch-fp32 ? onnxruntime-fp32" in shown.stdout and shown.stdout.isascii()
+
+
+@pytest.mark.parametrize("script", ["aggregate.py", "pages.py"])
+def test_tables_and_pages_wait_for_a_measurement(report, tmp_path, script):
+    """While another folder measures nothing is computed; what is waited for is said, and then it is done."""
+    shutil.copytree(report[1], tmp_path / "results")
+    lock = tmp_path / "host.lock"
+    arguments = {
+        "aggregate.py": ["--plan", json.dumps({"ladders": []})],
+        "pages.py": ["--results", "results", "--captions", CAPTIONS],
+    }
+    command = [sys.executable, REPOSITORY / "scripts" / script, *arguments[script], "--output-dir", "new"]
+    with open(lock, "w") as stream:
+        fcntl.flock(stream, fcntl.LOCK_EX)
+        environment = os.environ | {"LADDER_HOST_LOCK": str(lock)}
+        waiting = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True, env=environment)
+        assert "waiting, another workflow of this host is measuring" in waiting.stdout.readline()
+        assert waiting.poll() is None and not (tmp_path / "new").exists()
+    assert waiting.wait(60) == 0
+    waiting.stdout.close()
+    assert any((tmp_path / "new").iterdir())
 
 
 def test_show_says_so_where_there_are_no_tables(tmp_path):

@@ -49,13 +49,12 @@ def test_a_run_on_a_gpu_is_watched(gpu_spec, measured, tmp_path, monkeypatch):  
 def test_the_rung_sees_the_watched_gpu_alone(gpu_spec, measured, monkeypatch, tmp_path):  # noqa: F811
     stack = tmp_path / "seeing.py"
     known = Path(gpu_spec["rungs"][0]["stack"]["module"]).read_text()
-    stack.write_text(
-        known + "\n\nimport os\nSession.facts = lambda self: {'sees': os.environ['CUDA_VISIBLE_DEVICES']}\n"
-    )
+    facts = "{'threads': self.threads, 'sees': os.environ['CUDA_VISIBLE_DEVICES']}"
+    stack.write_text(f"{known}\n\nimport os\nSession.facts = lambda self: {facts}\n")
     gpu_spec["rungs"][0]["stack"]["module"] = str(stack)
     gpu_spec["measure"] |= {"throughput_seconds": 0, "pause_seconds": 0}
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,0")
-    assert measured(gpu_spec)["details"]["a"]["facts"] == {"sees": "GPU-bbbb2222-0000"}
+    assert measured(gpu_spec)["details"]["a"]["facts"]["sees"] == "GPU-bbbb2222-0000"
 
 
 def test_throttling_and_company_are_flagged(gpu_spec, measured, fake_in_processes):  # noqa: F811

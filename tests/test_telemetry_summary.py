@@ -153,6 +153,50 @@ def test_a_loop_shorter_than_the_period_has_the_looks_beside_it():
     assert told(series(change=during(5.7, 5.8, clock_reasons=["sync boost"])), several)["throttled"] == "sync boost"
 
 
+def seldom(
+    every_s, first_s=0.0, fields=("temperature_c", "processes", "memory_used_mb", "sm_clock_mhz", "clock_reasons")
+):
+    """As a sampler asks dear questions: at one sample in so many seconds, and what lies between is empty."""
+
+    def change(sample, at_s):
+        asked = round((at_s - first_s) / PERIOD_S) % round(every_s / PERIOD_S) == 0
+        return sample if asked else replace(sample, **dict.fromkeys(fields))
+
+    return change
+
+
+@pytest.mark.parametrize("first_s", [0.0, 0.4, 0.9, 1.4])
+def test_dear_readings_that_are_rare_still_tell(first_s):
+    full, row = told(series()), told(series(change=seldom(1.5, first_s)))
+    energy = ("power_w", "energy_j_per_image", "ips_per_w")
+    assert [row.pop(name) for name in energy] == pytest.approx([full.pop(name) for name in energy], rel=0.02)
+    window_s = full.pop("energy_window_s")  # it begins at the first temperature that is known
+    assert window_s - 1.5 < row.pop("energy_window_s") <= window_s
+    assert row == full
+
+
+def test_company_between_two_rare_looks_is_missed_and_at_one_of_them_is_told():
+    both = [Process(PID, 1900), Process(OTHER, 300)]
+    change = seldom(2)
+    row = told(series(change=lambda s, at_s: change(during(6.1, 7.9, processes=both)(s, at_s), at_s)))
+    assert row["contended"] == "none"
+    row = told(series(change=lambda s, at_s: change(during(7.9, 8.1, processes=both)(s, at_s), at_s)))
+    assert row["contended"] == "7 (300 MB)"
+
+
+def test_a_span_between_two_rare_looks_needs_both():
+    phases = PHASES | {"loops_ns": [[int(4.2 * S), int(4.4 * S)]], "throughput_ns": [int(4.4 * S), int(4.6 * S)]}
+    row = told(series(change=seldom(2)), phases)
+    assert (row["throttled"], row["throughput_throttled"], row["contended"]) == ("none", "none", "none")
+    ended = [sample for sample in series(change=seldom(2)) if sample.at_ns < 5 * S]
+    row = told(ended, phases)
+    assert (row["throttled"], row["throughput_throttled"], row["contended"]) == (None, None, None)
+    hot = told(
+        series(change=lambda s, at_s: seldom(2)(during(6, 6, clock_reasons=["sync boost"])(s, at_s), at_s)), phases
+    )
+    assert hot["throttled"] == "sync boost"
+
+
 def test_another_process_is_told_by_pid_and_peak():
     both = [Process(PID, 1900), Process(OTHER, 300), Process(3, None)]
     more = [Process(PID, 1900), Process(OTHER, 400), Process(3, None)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from dataclasses import asdict
 from pathlib import Path
 
 import onnx
@@ -16,7 +17,8 @@ from ladder import graph, utilisation
 from ladder.aggregate import aggregate
 from ladder.errors import StepError
 from ladder.files import read_json, write_json
-from ladder.peaks import Datasheet
+from ladder.peaks import DATASHEETS, Datasheet
+from ladder.report.text import peaks_note
 from ladder.utilisation import Peaks, bound, choose, columns, least_bytes, peak_tflops, precisions, unfused_bytes
 
 SHEET = Datasheet({"fp32": 50.0, "fp16": 1000.0, "int8": 2000.0}, 5000.0, "a datasheet")
@@ -37,6 +39,20 @@ def test_the_measured_peak_comes_before_the_datasheets():
     assert PEAKS.sources == sources
     assert choose(None, None) == Peaks({}, None, {})
     assert choose(None, SHEET).sources == dict.fromkeys([*SHEET.tflops, "bandwidth"], "datasheet")
+
+
+def test_a_slow_product_of_the_library_does_not_stand_for_the_device():
+    h200 = DATASHEETS["NVIDIA H200"]
+    rates = {"fp32": 54.0, "tf32": 371.0, "fp16": 682.0, "bf16": 703.0, "int8": 949.0}  # measured on 2026-11-30
+    chosen = choose({"tflops": rates, "bandwidth_gb_s": 4204.0}, h200)
+    assert chosen.tflops == rates | {"int8": 1979} and chosen.bandwidth_gb_s == 4204.0
+    assert chosen.sources == dict.fromkeys([*rates, "bandwidth"], "measured") | {"int8": "datasheet"}
+    assert choose({"tflops": rates, "bandwidth_gb_s": 4204.0}, None).tflops == rates
+    told = peaks_note(
+        {"device": "NVIDIA H200", "measured": {"tflops": rates, "bandwidth_gb_s": 4204.0}, "datasheet": asdict(h200)}
+    )
+    assert "int8 949 TFLOPS (below 60 % of the datasheet's figure, which counts instead), memory" in told
+    assert told.count("counts instead") == 1
 
 
 @pytest.mark.parametrize(

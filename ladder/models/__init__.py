@@ -106,6 +106,21 @@ def state_sha256(module: torch.nn.Module) -> str:
     return hasher.hexdigest()
 
 
+def dtype_of(spec: Spec, value: Any) -> str:
+    """numpy's name for the type of an ONNX graph's input or output. Raises StepError where it holds no numbers."""
+    import onnx
+
+    held = value.type.tensor_type.elem_type  # UNDEFINED where the value is a sequence, a map or optional
+    if held in (onnx.TensorProto.STRING, onnx.TensorProto.UNDEFINED):
+        kind = "holds strings" if held else f"is a {(value.type.WhichOneof('value') or 'value').removesuffix('_type')}"
+        raise StepError(
+            f"'{value.name}' of model {spec['name']} {kind}, which is not supported: inputs and outputs must be "
+            "tensors of numbers or of true and false",
+            permanent=True,
+        )
+    return onnx.helper.tensor_dtype_to_np_dtype(held).name
+
+
 def check_axes(spec: Spec, known: Axes) -> Axes:
     """``known``, once the axes written in ``spec`` are among them. Raises StepError naming the valid ones."""
     for name, value in (spec.get("axes") or {}).items():

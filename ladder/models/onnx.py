@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from ladder.errors import StepError
-from ladder.models import Axes, InputSpec, Spec
+from ladder.models import Axes, InputSpec, Spec, dtype_of
 from ladder.weights import verify
 
 if TYPE_CHECKING:
@@ -19,13 +19,10 @@ def load(spec: Spec, weights: Path | None) -> NoReturn:
 
 
 def input_specs(spec: Spec, weights: Path | None) -> list[InputSpec]:
-    import onnx
-
     model = _read(spec, weights)
     values = _checked(spec, model)
     found = []
     for value in _inputs(model):
-        kind = value.type.tensor_type
         dims = _dims(value)
         if not dims or values.get(str(dims[0])) != "batch":
             raise StepError(
@@ -33,7 +30,7 @@ def input_specs(spec: Spec, weights: Path | None) -> list[InputSpec]:
                 f"{dims[0] if dims else 'none'}, expected a dynamic axis with the value 'batch'",
                 permanent=True,
             )
-        dtype = onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type).name
+        dtype = dtype_of(spec, value)
         shape = tuple(dim if isinstance(dim, int) else int(values[dim]) for dim in dims[1:])
         is_picture = dtype == "float32" and len(shape) == 3 and shape[0] == 3
         found.append(InputSpec(value.name, dtype, shape, "picture" if is_picture else "any"))

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ladder.preflight import BUSY_LIMIT
+from ladder.utilisation import FAIR_SHARE, is_fair
 
 TOO_FEW_ROUNDS = "too few rounds"  # as in ladder.statistics, which needs scipy
 Row = Mapping[str, Any]
@@ -170,12 +171,19 @@ def processor(host: Row) -> str:
     return f"{name}, {cores} cores" if (cores := state.get("physical_cores")) else name
 
 
+NOT_FAIR = f" (below {100 * FAIR_SHARE:g} % of the datasheet's figure, which counts instead)"
+
+
 def peaks_note(peaks: Row) -> str:
     """The peaks of a device, e.g. ``Peaks of NVIDIA L4, measured: fp32 25.1 TFLOPS, …, memory 270 GB/s``."""
     told = []
     for kind in ("measured", "datasheet"):
         if (found := peaks[kind]) is not None:
-            rates = [f"{name} {number(rate)} TFLOPS" for name, rate in found["tflops"].items()]
+            sheet = (peaks["datasheet"] or {"tflops": {}})["tflops"]
+            rates = [
+                f"{name} {number(rate)} TFLOPS{'' if is_fair(rate, sheet.get(name)) else NOT_FAIR}"
+                for name, rate in found["tflops"].items()
+            ]
             source = f" ({found['source']})" if "source" in found else ""
             if (found.get("load_before") or 0) > BUSY_LIMIT:
                 source = f" {WARNED} while other programs kept {found['load_before']:.1f} CPUs busy"
@@ -213,6 +221,9 @@ def caveats(summary: Row) -> list[str]:
     lines = [f"{WARNED} {warning['warning']} ({warning['scope']})" for warning in general]
     if runs := len(summary["unsteady_runs"]):
         lines.append(f"{WARNED} {runs} of {summary['measured']['runs']} runs were unsteady (see the report's warnings)")
+    if runs := len(summary["busy_runs"]):
+        told = f"{runs} of {summary['measured']['runs']} runs began beside busy programs"
+        lines.append(f"{WARNED} {told} (see the report's warnings)")
     if count := summary["failures"]:
         lines.append(f"{WARNED} not everything gave a result: {count} row{'s' * (count != 1)} in failures.csv")
     return lines

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import os
 import sys
-import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from ladder.errors import StepError
-from ladder.telemetry.base import Process, Sample
+from ladder.telemetry.base import Process, Question
 
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 _PCI_DEVICES = Path("/sys/bus/pci/devices")
@@ -42,6 +42,22 @@ class Gpu:
         self._nvml = _library()
         self._handle = self._named(uuid) if uuid else self._first_visible()
         self.uuid = _text(self._nvml.nvmlDeviceGetUUID(self._handle))
+        self.questions: Mapping[str, Question] = {
+            "energy": lambda: {"energy_j": _scaled(self._told("nvmlDeviceGetTotalEnergyConsumption"), 1e-3)},
+            "clock reasons": lambda: {"clock_reasons": self._clock_reasons()},
+            "processes": lambda: {"processes": self._processes()},
+            "temperature": lambda: {
+                "temperature_c": self._told("nvmlDeviceGetTemperature", self._nvml.NVML_TEMPERATURE_GPU)
+            },
+            "power": lambda: {"power_w": _scaled(self._told("nvmlDeviceGetPowerUsage"), 1e-3)},
+            "sm clock": lambda: {"sm_clock_mhz": self._told("nvmlDeviceGetClockInfo", self._nvml.NVML_CLOCK_SM)},
+            "memory clock": lambda: {
+                "memory_clock_mhz": self._told("nvmlDeviceGetClockInfo", self._nvml.NVML_CLOCK_MEM)
+            },
+            "memory": lambda: {"memory_used_mb": self._memory_used_mb()},
+            "utilisation": self._utilisation,
+            "performance state": lambda: {"performance_state": self._performance_state()},
+        }
 
     def visible(self) -> dict[str, str]:
         return {_VISIBLE: self.uuid}
@@ -70,27 +86,6 @@ class Gpu:
             "numa_node": self._numa_node(),
         }
 
-    def sample(self) -> Sample:
-        at_ns, unix_ns = time.monotonic_ns(), time.time_ns()
-        energy_mj = self._told("nvmlDeviceGetTotalEnergyConsumption")  # first: its moment matters most
-        used = self._told("nvmlDeviceGetUtilizationRates")
-        state = self._told("nvmlDeviceGetPerformanceState")
-        return Sample(
-            at_ns=at_ns,
-            unix_ns=unix_ns,
-            temperature_c=self._told("nvmlDeviceGetTemperature", self._nvml.NVML_TEMPERATURE_GPU),
-            power_w=_scaled(self._told("nvmlDeviceGetPowerUsage"), 1e-3),
-            gpu_pct=used and used.gpu,
-            memory_pct=used and used.memory,
-            memory_used_mb=self._memory_used_mb(),
-            sm_clock_mhz=self._told("nvmlDeviceGetClockInfo", self._nvml.NVML_CLOCK_SM),
-            memory_clock_mhz=self._told("nvmlDeviceGetClockInfo", self._nvml.NVML_CLOCK_MEM),
-            performance_state=None if state in (None, _UNKNOWN_STATE) else f"P{state}",
-            clock_reasons=self._clock_reasons(),
-            energy_j=_scaled(energy_mj, 1e-3),
-            processes=self._processes(),
-        )
-
     def _call(self, name: str, *arguments: Any) -> Any:
         """What NVML answers; None where this driver, GPU or package has no such call."""
         function = getattr(self._nvml, name, None)
@@ -104,10 +99,22 @@ class Gpu:
     def _told(self, name: str, *arguments: Any) -> Any:
         return self._call(name, self._handle, *arguments)
 
+    @cached_property
+    def _whole_handle(self) -> Any:
+        whole = self._told("nvmlDeviceGetDeviceHandleFromMigDeviceHandle")
+        return self._handle if whole is None else whole
+
     def _whole(self, name: str, *arguments: Any) -> Any:
         """The same of the whole GPU, where this is a MIG instance of it."""
-        whole = self._told("nvmlDeviceGetDeviceHandleFromMigDeviceHandle")
-        return self._call(name, self._handle if whole is None else whole, *arguments)
+        return self._call(name, self._whole_handle, *arguments)
+
+    def _utilisation(self) -> dict[str, Any]:
+        used = self._told("nvmlDeviceGetUtilizationRates")
+        return {"gpu_pct": used and used.gpu, "memory_pct": used and used.memory}
+
+    def _performance_state(self) -> str | None:
+        state = self._told("nvmlDeviceGetPerformanceState")
+        return None if state in (None, _UNKNOWN_STATE) else f"P{state}"
 
     def _memory_used_mb(self) -> float | None:
         """As nvidia-smi has it, without what the driver keeps for itself; an old driver counts that in."""

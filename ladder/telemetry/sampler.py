@@ -9,21 +9,26 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from ladder import process
 from ladder.dependencies import ROOT
 from ladder.errors import StepError
 from ladder.telemetry import open_reader
-from ladder.telemetry.base import Process, Reader, Sample
+from ladder.telemetry.base import SHARES, Process, Reader, Sample
+from ladder.telemetry.base import sample as take_sample
 
+LAST_SAMPLE_SECONDS = 5.0  # a driver that does not answer for so long will not
 FIRST_SAMPLE_SECONDS = 30.0  # a driver without persistence mode takes seconds to wake
 
 
@@ -31,18 +36,42 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m ladder.telemetry", description=__doc__)
     parser.add_argument("--device", required=True, help="cuda")
     parser.add_argument("--uuid", help="of the device; empty: the one a process here would run on")
-    parser.add_argument("--period", type=float, default=0.1, help="between samples, s")
+    parser.add_argument("--period", type=float, default=0.1, help="between samples, s, at least")
     arguments = parser.parse_args()
     process.die_with_parent()
     try:
         reader = open_reader(arguments.device, arguments.uuid)
     except StepError as error:
         sys.exit(str(error))
-    due = time.monotonic()
-    while True:
-        os.write(sys.stdout.fileno(), (json.dumps(asdict(reader.sample())) + "\n").encode())
-        due = max(due + arguments.period, time.monotonic())  # looks that a busy host missed are not made up for
-        time.sleep(max(0.0, due - time.monotonic()))
+    ended = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: ended.set())
+    for sample in looks(reader, arguments.period, ended.wait):
+        os.write(sys.stdout.fileno(), (json.dumps(asdict(sample)) + "\n").encode())
+
+
+def looks(reader: Reader, period_s: float, wait: Callable[[float], bool]) -> Iterator[Sample]:
+    """Samples ``period_s`` s apart or more, each of the questions that are due; the first and the last of all.
+
+    ``wait`` waits so many seconds and says whether that was the end.
+
+    A question is due again once the CPU time that its last answer took is its share (``SHARES``) of the time since: how
+    dear a driver's answers are differs by orders of magnitude, and no answer's cost may disturb the run beside it.
+    """
+    free_at: dict[str, float] = dict.fromkeys(SHARES, 0.0)
+
+    def metered(name: str) -> dict[str, Any]:
+        begin = time.thread_time()
+        answer = reader.questions[name]()
+        free_at[name] = time.monotonic() + (time.thread_time() - begin) / SHARES[name]
+        return answer
+
+    take_sample(reader.questions.values())  # the first answers may have to wake the driver, which says nothing of later
+    due = 0.0
+    while not wait(max(0.0, due - time.monotonic())):
+        start = time.monotonic()
+        yield take_sample([partial(metered, name) for name in SHARES if free_at[name] <= start])
+        due = max(start + period_s, min(free_at.values()))
+    yield take_sample(reader.questions.values())
 
 
 @contextmanager
@@ -53,7 +82,7 @@ def sampling(
 
     Raises StepError where there is none.
     """
-    command = [sys.executable, "-m", "ladder.telemetry", "--device", device]
+    command = [sys.executable, "-P", "-m", "ladder.telemetry", "--device", device]
     command += ["--uuid", reader.uuid, "--period", str(period_s)]
     path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     with open(destination, "wb") as stream:
@@ -72,8 +101,12 @@ def sampling(
             time.sleep(0.02)
         yield started
     finally:
-        started.kill()
-        started.wait()
+        started.terminate()  # it looks a last time: a short run may lie between two looks
+        try:
+            started.wait(LAST_SAMPLE_SECONDS)
+        except subprocess.TimeoutExpired:
+            started.kill()
+            started.wait()
 
 
 def read_samples(path: Path) -> list[Sample]:

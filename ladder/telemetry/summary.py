@@ -23,6 +23,7 @@ Span = tuple[int, int]  # start and end
 
 COUNTER_STEPS = 20  # at least: a step is seen at the next look, so that a shorter window could be off by over 5 %
 STEADY_C = 2.0  # the temperature of the window for energy moves by no more
+ENDS_NS = 2_000_000_000  # a reading further from the start or end of the timed part is not of it
 POWER_AVERAGE_NS = 1_000_000_000  # a reading of power holds the second before it
 
 
@@ -33,28 +34,31 @@ def summarise(
 
     ``phases`` is what the run says of itself: its ``pid``; ``opening_ns``, before which it had not touched the device;
     ``loops_ns``, the spans of its latency loops; ``throughput_ns``, the span of its throughput pass.
-    ``throughput_ips`` is in images/s; samples are ``period_s`` s apart.
+    ``throughput_ips`` is in images/s; samples are ``period_s`` s apart or more, and each tells what was asked then.
     """
     opening, loops, throughput = phases["opening_ns"], phases["loops_ns"], phases["throughput_ns"]
-    period = int(period_s * 1e9)
+    reach_ns = max(2 * int(period_s * 1e9), ENDS_NS)
     idle = [sample for sample in samples if sample.at_ns < opening]
     running = [sample for sample in samples if sample.at_ns >= opening]
     own = _own_pid(idle, running, phases["pid"])
     memory_mb, source = _memory(idle, running, phases["pid"])
-    start, end = _ends(samples, (loops[0][0], throughput[1]), period)
+    timed = (loops[0][0], throughput[1])
+    temperature, sm_clock, memory_clock = (
+        _ends(samples, timed, field, reach_ns) for field in ("temperature_c", "sm_clock_mhz", "memory_clock_mhz")
+    )
     power_w, window_s = _power(samples, throughput)
     return {
         "device_mem_mb": memory_mb,
         "device_mem_source": source,
-        "temperature_start_c": start and start.temperature_c,
-        "temperature_end_c": end and end.temperature_c,
-        "sm_clock_start_mhz": start and start.sm_clock_mhz,
-        "sm_clock_end_mhz": end and end.sm_clock_mhz,
-        "memory_clock_start_mhz": start and start.memory_clock_mhz,
-        "memory_clock_end_mhz": end and end.memory_clock_mhz,
-        "throttled": _throttled(_around(samples, loops, period)),
-        "throughput_throttled": _throttled(_around(samples, [throughput], period)),
-        "contended": _contended(_around(samples, [*loops, throughput], period), own),
+        "temperature_start_c": temperature[0],
+        "temperature_end_c": temperature[1],
+        "sm_clock_start_mhz": sm_clock[0],
+        "sm_clock_end_mhz": sm_clock[1],
+        "memory_clock_start_mhz": memory_clock[0],
+        "memory_clock_end_mhz": memory_clock[1],
+        "throttled": _throttled(_around(samples, loops, "clock_reasons")),
+        "throughput_throttled": _throttled(_around(samples, [throughput], "clock_reasons")),
+        "contended": _contended(_around(samples, [*loops, throughput], "processes"), own),
         "idle_power_w": _idle_power(idle),
         "power_w": power_w,
         "energy_window_s": window_s,
@@ -63,26 +67,35 @@ def summarise(
     }
 
 
-def _around(samples: Sequence[Sample], spans: Sequence[Span], period: int) -> list[Sample]:
-    """The samples in these spans, and the next one on either side: a loop may be shorter than the period."""
-    return [s for s in samples if any(start - period <= s.at_ns <= end + period for start, end in spans)]
+def _around(samples: Sequence[Sample], spans: Sequence[Span], field: str) -> list[Sample]:
+    """The samples in these spans that tell ``field``, and the next one on either side of each.
+
+    A span may be shorter than the time between two looks; without one in it, it takes one on both sides to know it.
+    """
+    told = [sample for sample in samples if getattr(sample, field) is not None]
+    found: list[Sample] = []
+    for start, end in spans:
+        inside = [sample for sample in told if start <= sample.at_ns <= end]
+        before, after = [s for s in told if s.at_ns < start][-1:], [s for s in told if s.at_ns > end][:1]
+        if inside or (before and after):
+            found += [*before, *inside, *after]
+    return found
 
 
-def _ends(samples: Sequence[Sample], span: Span, period: int) -> tuple[Sample | None, Sample | None]:
-    """The first and the last sample of a span; None where a sample of the first or last two periods is missing."""
+def _ends(samples: Sequence[Sample], span: Span, field: str, reach_ns: int) -> tuple[Any, Any]:
+    """The first and the last that was told of ``field`` in a span; None where it is ``reach_ns`` off the span's end."""
     inside = [sample for sample in samples if span[0] <= sample.at_ns <= span[1]]
-    if not inside:
+    told = [(sample.at_ns, value) for sample in inside if (value := getattr(sample, field)) is not None]
+    if not told:
         return None, None
-    start = inside[0] if inside[0].at_ns - span[0] <= 2 * period else None
-    end = inside[-1] if span[1] - inside[-1].at_ns <= 2 * period else None
-    return start, end
+    (first_ns, first), (last_ns, last) = told[0], told[-1]
+    return (first if first_ns - span[0] <= reach_ns else None), (last if span[1] - last_ns <= reach_ns else None)
 
 
 def _throttled(samples: Sequence[Sample]) -> str | None:
-    told = [sample.clock_reasons for sample in samples if sample.clock_reasons is not None]
-    if not told:
+    if not samples:
         return None
-    return ", ".join(sorted({reason for reasons in told for reason in reasons} - NOT_THROTTLING)) or CLEAR
+    return ", ".join(sorted({each for s in samples for each in s.clock_reasons or ()} - NOT_THROTTLING)) or CLEAR
 
 
 def _pids(samples: Sequence[Sample]) -> list[int]:
@@ -95,17 +108,22 @@ def _own_pid(idle: Sequence[Sample], running: Sequence[Sample], pid: int) -> int
     By its pid or, since a container has pids of its own, the first that came after the run opened the device.
     """
     listed, before = _pids(running), set(_pids(idle))
-    return pid if pid in listed else next((each for each in listed if each not in before), None)
+    if pid in before or pid in listed:
+        return pid
+    return next((each for each in listed if each not in before), None)
 
 
 def _contended(samples: Sequence[Sample], own: int | None) -> str | None:
-    """Other processes with their peaks, e.g. ``4711 (512 MB), 4712``; a driver that hides the run hides them too."""
+    """Other processes with their peaks, e.g. ``4711 (512 MB), 4712``; a driver that hides the run hides them too.
+
+    None too where no sample tells.
+    """
     peaks: dict[int, float] = {}
     for process in (each for sample in samples for each in sample.processes or () if each.pid != own):
         peaks[process.pid] = max(peaks.get(process.pid, 0.0), process.memory_mb or 0.0)
     if peaks:
         return ", ".join(f"{pid} ({peak:.0f} MB)" if peak else str(pid) for pid, peak in sorted(peaks.items()))
-    return None if own is None else CLEAR
+    return CLEAR if samples and own is not None else None
 
 
 def _memory(idle: Sequence[Sample], running: Sequence[Sample], pid: int) -> tuple[float | None, str | None]:
@@ -140,13 +158,12 @@ def _power(samples: Sequence[Sample], span: Span) -> tuple[float | None, float |
 
 def _steady(samples: Sequence[Sample]) -> list[Sample]:
     """The longest end of these samples in which the temperature moves by no more than ``STEADY_C``."""
-    kept: list[Sample] = []
-    low, high = float("inf"), float("-inf")
+    low, high, start = float("inf"), float("-inf"), None
     for sample in reversed(samples):
         if sample.temperature_c is None:
-            break
+            continue
         low, high = min(low, sample.temperature_c), max(high, sample.temperature_c)
         if high - low > STEADY_C:
             break
-        kept.append(sample)
-    return kept[::-1]
+        start = sample.at_ns
+    return [] if start is None else [sample for sample in samples if sample.at_ns >= start]
