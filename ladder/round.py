@@ -24,7 +24,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ladder import dependencies, fingerprint, locks, preflight, process, telemetry
+from ladder import dependencies, fingerprint, locks, out_of_memory, preflight, process, telemetry
 from ladder.errors import StepError
 from ladder.files import digest, read_json, replacing, sha256, write_json
 from ladder.step import attempts_path, id_path_of
@@ -73,6 +73,7 @@ def measure_round(spec: dict[str, Any], output: Path, raw: Path, log: Path) -> d
     if (kept := _taken_back(output, raw, key)) is not None:
         return {**kept, "kept": True}
     sitting = os.environ.get("LADDER_SITTING", "by hand")
+    ran_out = out_of_memory.Seen(output.parents[1], sitting)
     device = spec["device"]
     host = preflight.host_state(device)
     rows: list[dict[str, Any]] = []
@@ -91,11 +92,17 @@ def measure_round(spec: dict[str, Any], output: Path, raw: Path, log: Path) -> d
             if (failed := upstream[name]["failed"]) is not None:
                 failures.append(_failure(spec, name, failed))
                 continue
+            if (smaller := ran_out.at(name) or spec["batch"]) < spec["batch"]:
+                reason = f"not tried: it ran out of memory at batch {smaller} in this sitting; another call tries again"
+                failures.append(_failure(spec, name, {"stage": "run", "permanent": False, "reason": reason}))
+                continue
             run = _run(spec, rung, log_stream)
             result = run.result
             samples[name] = run.samples
             warnings += run.warnings
             if result["status"] != "ok":
+                if out_of_memory.is_told_by(result["reason"]):
+                    ran_out.note(name, spec["batch"])
                 failures.append(_failure(spec, name, {"stage": "run", "log": str(log), **result}))
                 continue
             rows.append(

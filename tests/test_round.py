@@ -15,7 +15,7 @@ import psutil
 import pyarrow.parquet as pq
 import pytest
 
-from ladder import locks, round
+from ladder import locks, out_of_memory, round
 from ladder.files import read_json, sha256, write_json
 from ladder.step import attempts_path
 
@@ -254,6 +254,41 @@ def test_nothing_that_a_run_started_goes_on_beside_the_next(spec, measured):
     assert left == []
 
 
+def test_what_ran_out_of_memory_is_not_tried_at_larger_batches_of_its_sitting(spec, tmp_path, monkeypatch):
+    def measured(batch):
+        folder = tmp_path / f"ladder/b{batch}"
+        folder.mkdir(parents=True, exist_ok=True)
+        files = (folder / "1.json", folder / "1.parquet", folder / "1.log")
+        record = round.measure_round(spec | {"batch": batch}, *files)
+        return sorted(row["rung"] for row in record["rows"]), [failure["reason"] for failure in record["failures"]]
+
+    monkeypatch.setenv("LADDER_SITTING", "one")
+    spec["rungs"][0]["rung"]["options"]["at_run"] = "no memory"
+    ran, (reason,) = measured(2)
+    assert ran == ["b"] and "out of memory" in reason
+    assert measured(4) == (
+        ["b"],
+        ["not tried: it ran out of memory at batch 2 in this sitting; another call tries again"],
+    )
+    del spec["rungs"][0]["rung"]["options"]["at_run"]
+    assert measured(1) == (["a", "b"], [])
+    monkeypatch.setenv("LADDER_SITTING", "two")
+    assert measured(4) == (["a", "b"], [])
+
+
+@pytest.mark.parametrize(
+    ("reason", "said"),
+    [
+        ("PyTorch failed while running: CUDA out of memory. Tried to allocate 2.00 GiB", True),
+        ("CUDA's cuMemAlloc failed: out of memory (CUDA_ERROR_OUT_OF_MEMORY)", True),
+        ("was killed (signal 9), most often by the system because memory ran out; try a smaller batch", True),
+        ("took longer than 2 s and was stopped", False),
+    ],
+)
+def test_reasons_that_tell_of_memory(reason, said):
+    assert out_of_memory.is_told_by(reason) is said
+
+
 def test_an_engine_that_was_changed_is_not_run(spec, measured, tmp_path):
     (tmp_path / "b/engine").write_text("cut sh")
     record = measured(spec)
@@ -283,7 +318,7 @@ def test_a_round_waits_for_the_host(spec, tmp_path):
         script = f"""
             import json, sys
             from pathlib import Path
-            from ladder import locks, round
+            from ladder import locks, out_of_memory, round
             locks.HOST_LOCK = Path({str(locks.HOST_LOCK)!r})
             spec = json.loads(Path({str(tmp_path / "spec.json")!r}).read_text())
             folder = Path({str(tmp_path)!r})

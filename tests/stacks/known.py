@@ -2,7 +2,7 @@
 
 Arguments: outputs, the output's name by the input's; delay_ms; anything else only makes its engines others.
 Options: delay_ms again; needs, a file without which nothing is built; at_build, what goes wrong there (refuse, killed);
-at_run, what goes wrong there (refuse, crash, hang, nan, half, shape, memory, threads, leave a child).
+at_run, what goes wrong there (refuse, no memory, crash, hang, leave a child, nan, half, shape, memory, threads).
 """
 
 from __future__ import annotations
@@ -64,6 +64,8 @@ class Session:
     def run(self):
         if self.wrong == "refuse":
             raise StepError("the delay is out of order", permanent=True)
+        if self.wrong == "no memory":
+            raise StepError("CUDA out of memory")
         if self.wrong == "crash":
             os.abort()
         if self.wrong == "hang":
