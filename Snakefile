@@ -6,6 +6,7 @@ from shlex import quote
 
 sys.path.insert(0, workflow.basedir)
 
+from ladder import steps
 from ladder.dependencies import code_hash, text_hash
 from ladder.files import canonical_json
 from ladder.matrix import REDUCED_PRECISIONS, Round

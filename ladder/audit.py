@@ -53,7 +53,7 @@ def audit(
 ) -> dict[str, Any]:
     """Open an engine, compare and count. Returns ``row``, ``nodes``, ``parity``, ``facts``. Raises StepError.
 
-    ``spec`` is ``Matrix.audit_spec``; ``inputs`` and ``reference`` are [samples, ...] by name; ``graph`` is what
+    ``spec`` is ``ladder.steps.audit_spec``; ``inputs`` and ``reference`` are [samples, ...] by name; ``graph`` is what
     ``ladder.graph.describe`` gave for the ONNX file the engine was made from, None for a stack that runs the module.
     ``converted`` is the same of the file converted to the precision, where the runtime made it from another one: the
     columns on the ONNX file are then about that. An engine that can be inspected but not run raises NotCompared.

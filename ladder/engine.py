@@ -16,7 +16,7 @@ NOTHING_BUILT: dict[str, Any] = {"sha256": None, "size_mb": None, "seconds": Non
 def build(spec: dict[str, Any], source: Source, engine: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """Have the stack build an engine; return its identity (id.json) and the facts of the build (build.json).
 
-    ``spec`` is ``ladder.matrix.Matrix.engine_spec``, ``source`` what ``ladder.artifacts.source_of`` gave. ``engine`` is
+    ``spec`` is ``ladder.steps.engine_spec``, ``source`` what ``ladder.artifacts.source_of`` gave. ``engine`` is
     always written; it is empty where the stack has no build step. The identity holds what the engine is made from and
     by, never its bytes: a second build has the same. The facts are its ``sha256`` (None for an empty file), ``size_mb``
     (10^6 bytes), ``seconds``, ``peak_memory_mb`` (largest resident size of this process so far) and ``facts`` as the

@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from ladder import locks, progress
+from ladder import host_faults, locks, progress
 from ladder.config import load
 from ladder.errors import ConfigError, StepError
 from ladder.files import write_json
@@ -20,6 +20,7 @@ from ladder.progress import STATE
 from ladder.step import attempts_path
 
 CONFIG_COPY = STATE / "config.json"  # the configuration of the call, for the report's own
+STARTUP_SECONDS = 2.0  # a process, its imports, the opened engine and warm-up; measured on two cores: 1 to 3 s
 HOST_SHARES = 100  # a round takes all, every other job one: nothing runs beside a measurement
 
 
@@ -36,7 +37,7 @@ def open_matrix(workflow: Any, config: dict[str, Any]) -> Matrix:
         if repeated := [line for file in workflow.overwrite_configfiles or [own] for line in repeated_keys(Path(file))]:
             raise ConfigError(repeated)
         matrix = Matrix(load(raw), raw)
-        if faults := list(matrix.faults()):
+        if faults := list(host_faults.faults(matrix)):
             raise ConfigError(faults)
     except ConfigError as error:
         sys.exit("The configuration is wrong; nothing was run.\n" + "\n".join(f"  {fault}" for fault in error.faults))
@@ -100,10 +101,19 @@ def begin(workflow: Any, matrix: Matrix) -> Any:
 
 def _amount(matrix: Matrix, rounds: list[Round]) -> tuple[int, int, float | None]:
     """How many rounds, how many runs in them, and their expected length, s; None where one is not known."""
-    lengths = [matrix.seconds(round) for round in rounds]
+    lengths = [expected_seconds(matrix, round) for round in rounds]
     known = [length for length in lengths if length is not None]
     runs = sum(len(matrix.ladders[round.ladder].rungs) for round in rounds)
     return len(rounds), runs, sum(known) if len(known) == len(lengths) else None
+
+
+def expected_seconds(matrix: Matrix, round: Round) -> float | None:
+    """A round's expected length, s; None where fixed iteration counts leave it to the model's speed."""
+    settings = matrix.config.measure
+    if settings.iterations is not None:
+        return None
+    run = STARTUP_SECONDS + settings.pause_seconds + settings.repeats * settings.max_seconds
+    return len(matrix.ladders[round.ladder].rungs) * (run + settings.throughput_seconds)
 
 
 def _forces_rounds(settings: Any, records: Iterable[str]) -> bool:

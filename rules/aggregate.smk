@@ -19,7 +19,7 @@ rule aggregate:
     log:
         "logs/aggregate/{scope}aggregate.log",
     params:
-        plan=spec(lambda w: matrix.plan(ladders_of(w))),
+        plan=spec(lambda w: steps.plan(matrix, ladders_of(w))),
         code=code("aggregate"),
     shell:
         "$PYTHON $SCRIPTS/aggregate.py --plan {params.plan:q} --output-dir results/{wildcards.scope} > {log:q} 2>&1"

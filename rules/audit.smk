@@ -3,18 +3,18 @@
 
 rule audit_engine:
     input:
-        unpack(lambda w: with_big_files_ancient(matrix.audit_inputs(engine_of(w)))),
+        unpack(lambda w: with_big_files_ancient(steps.audit_inputs(matrix, engine_of(w)))),
     output:
         audit="results/{platform}/audit/{model}/{engine}.json",
         verdict="results/{platform}/audit/{model}/{engine}.pass.json",
     log:
         "logs/audit_engine/{platform}/{model}/{engine}.log",
     params:
-        spec=spec(lambda w: matrix.audit_spec(engine_of(w))),
-        environment=lambda w: matrix.environment_argument(engine_of(w).rung["stack"]),
-        python=lambda w: matrix.python(engine_of(w).rung["stack"]),
-        files=lambda w: matrix.audit_arguments(engine_of(w)),
-        code=lambda w: matrix.engine_code("audit_engine", engine_of(w)),
+        spec=spec(lambda w: steps.audit_spec(matrix, engine_of(w))),
+        environment=lambda w: steps.environment_argument(matrix, engine_of(w).rung["stack"]),
+        python=lambda w: steps.python(matrix, engine_of(w).rung["stack"]),
+        files=lambda w: steps.audit_arguments(matrix, engine_of(w)),
+        code=lambda w: steps.engine_code(matrix, "audit_engine", engine_of(w)),
         retry=retry("results/{platform}/audit/{model}/{engine}.pass.json"),
     shell:
         "$SUPERVISE --stage audit --log {log:q} --outputs {output:q} {params.environment} --"

@@ -31,7 +31,7 @@ wildcard_constraints:
 
 
 def spec(function):
-    """A parameter holding, as JSON, what the matrix tells a step."""
+    """A parameter holding, as JSON, what a step is told."""
     return lambda wildcards: canonical_json(function(wildcards))
 
 
@@ -59,7 +59,7 @@ def with_big_files_ancient(inputs):
 
 
 def model_module(wildcards):
-    return [matrix.model_code(wildcards.model)]
+    return [steps.model_code(matrix, wildcards.model)]
 
 
 def engine_of(wildcards):

@@ -3,7 +3,7 @@
 
 rule engine:
     input:
-        unpack(lambda w: with_big_files_ancient(matrix.engine_inputs(engine_of(w)))),
+        unpack(lambda w: with_big_files_ancient(steps.engine_inputs(matrix, engine_of(w)))),
     output:
         payload="artifacts/{platform}/{model}/{engine}/engine",
         build="artifacts/{platform}/{model}/{engine}/build.json",
@@ -11,11 +11,11 @@ rule engine:
     log:
         "logs/engine/{platform}/{model}/{engine}.log",
     params:
-        spec=spec(lambda w: matrix.engine_spec(engine_of(w))),
-        environment=lambda w: matrix.environment_argument(engine_of(w).rung["stack"]),
-        python=lambda w: matrix.python(engine_of(w).rung["stack"]),
-        files=lambda w: matrix.engine_arguments(engine_of(w)),
-        code=lambda w: matrix.engine_code("engine", engine_of(w)),
+        spec=spec(lambda w: steps.engine_spec(matrix, engine_of(w))),
+        environment=lambda w: steps.environment_argument(matrix, engine_of(w).rung["stack"]),
+        python=lambda w: steps.python(matrix, engine_of(w).rung["stack"]),
+        files=lambda w: steps.engine_arguments(matrix, engine_of(w)),
+        code=lambda w: steps.engine_code(matrix, "engine", engine_of(w)),
         retry=retry("artifacts/{platform}/{model}/{engine}/id.json"),
     shell:
         "$SUPERVISE --stage engine --log {log:q} --outputs {output:q} {params.environment} --"

@@ -7,9 +7,9 @@ rule environment:
     log:
         "logs/environment/{environment}.log",
     params:
-        source=lambda w: matrix.environment_source(w.environment),
-        lock=lambda w: matrix.environment_lock(w.environment),
-        packages=lambda w: matrix.environment_packages(w.environment),
+        source=lambda w: steps.environment_source(matrix, w.environment),
+        lock=lambda w: steps.environment_lock(matrix, w.environment),
+        packages=lambda w: steps.environment_packages(matrix, w.environment),
         code=code("environment"),
         retry=retry("artifacts/environments/{environment}.id.json"),
     shell:

@@ -10,8 +10,8 @@ rule weights:
     log:
         "logs/weights/{model}.log",
     params:
-        spec=spec(lambda w: matrix.model_spec(w.model)),
-        given=lambda w: matrix.local_weights(w.model),
+        spec=spec(lambda w: steps.model_spec(matrix, w.model)),
+        given=lambda w: steps.local_weights(matrix, w.model),
         code=code("weights", model_module),
         retry=retry("artifacts/{model}/weights.id.json"),
     shell:
@@ -29,11 +29,11 @@ rule inputs:
     log:
         "logs/inputs/{model}.{role}.log",
     params:
-        spec=spec(lambda w: matrix.model_spec(w.model)),
-        data=spec(lambda w: matrix.data_spec(w.model, w.role)),
-        given=lambda w: matrix.data_state(w.model, w.role),
+        spec=spec(lambda w: steps.model_spec(matrix, w.model)),
+        data=spec(lambda w: steps.data_spec(matrix, w.model, w.role)),
+        given=lambda w: steps.data_state(matrix, w.model, w.role),
         samples=lambda w: SAMPLES[w.role],
-        weights=lambda w: matrix.weights_arguments(w.model),
+        weights=lambda w: steps.weights_arguments(matrix, w.model),
         code=code("inputs", model_module),
         retry=retry("artifacts/{model}/{role}.id.json"),
     shell:
@@ -56,10 +56,10 @@ rule export:
     log:
         "logs/export/{model}.log",
     params:
-        spec=spec(lambda w: matrix.model_spec(w.model)),
-        weights=lambda w: matrix.weights_arguments(w.model),
+        spec=spec(lambda w: steps.model_spec(matrix, w.model)),
+        weights=lambda w: steps.weights_arguments(matrix, w.model),
         code=code("export", model_module),
-        versions=spec(lambda w: matrix.export_versions()),
+        versions=spec(lambda w: steps.export_versions()),
         retry=retry("artifacts/{model}/fp32.id.json"),
     shell:
         "$SUPERVISE --stage export --log {log:q} --outputs {output:q} --"

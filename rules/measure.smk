@@ -3,8 +3,8 @@
 
 rule round:
     input:
-        lambda w: matrix.round_inputs(round_of(w))["identities"],
-        files=lambda w: [ancient(file) for file in matrix.round_inputs(round_of(w))["files"]],
+        lambda w: steps.round_inputs(matrix, round_of(w))["identities"],
+        files=lambda w: [ancient(file) for file in steps.round_inputs(matrix, round_of(w))["files"]],
     output:
         # kept until the script has seen whether anything that it depends on really changed
         record=update("results/{platform}/rounds/{model}/{ladder}/b{batch}/{number}.json"),
@@ -15,7 +15,7 @@ rule round:
     resources:
         host=HOST_SHARES,
     params:
-        spec=spec(lambda w: matrix.round_spec(round_of(w))),
+        spec=spec(lambda w: steps.round_spec(matrix, round_of(w))),
         retry=retry("results/{platform}/rounds/{model}/{ladder}/b{batch}/{number}.json"),
     shell:
         "$PYTHON $SCRIPTS/round.py --spec {params.spec:q} --output {output.record:q} --raw {output.raw:q} --log {log:q}"

@@ -11,9 +11,9 @@ rule peaks:
     resources:
         host=HOST_SHARES,
     params:
-        spec=spec(lambda w: matrix.peaks_spec()),
-        environment=lambda w: matrix.environment_argument(matrix.peaks_stack),
-        python=lambda w: matrix.python(matrix.peaks_stack),
+        spec=spec(lambda w: steps.peaks_spec(matrix)),
+        environment=lambda w: steps.environment_argument(matrix, matrix.peaks_stack),
+        python=lambda w: steps.python(matrix, matrix.peaks_stack),
         code=code("peaks"),
         retry=retry("artifacts/{platform}/peaks.json"),
     shell:

@@ -15,9 +15,9 @@ rule precision:
     log:
         "logs/precision/{model}.{precision}.log",
     params:
-        options=spec(lambda w: matrix.conversion_spec(w.model)),
+        options=spec(lambda w: steps.conversion_spec(matrix, w.model)),
         code=code("precision"),
-        versions=spec(lambda w: matrix.conversion_versions()),
+        versions=spec(lambda w: steps.conversion_versions()),
         retry=retry("artifacts/{model}/{precision}.id.json"),
     shell:
         "$SUPERVISE --stage precision --log {log:q} --outputs {output:q} --"

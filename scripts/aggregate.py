@@ -14,7 +14,7 @@ from ladder.step import json_argument
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--plan", type=json_argument, required=True, help="Matrix.plan, JSON or @file")
+    parser.add_argument("--plan", type=json_argument, required=True, help="ladder.steps.plan, JSON or @file")
     parser.add_argument("--output-dir", type=Path, required=True, help="where the tables go")
     arguments = parser.parse_args()
     waiting = "tables: waiting, another workflow of this host is measuring"

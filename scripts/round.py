@@ -18,7 +18,7 @@ def main() -> None:
         "--spec",
         type=json_argument,
         required=True,
-        help="what to measure, as JSON or @FILE (see ladder.matrix.Matrix.round_spec)",
+        help="what to measure, as JSON or @FILE (see ladder.steps.round_spec)",
     )
     parser.add_argument("--output", type=Path, required=True, help="the round's record (JSON)")
     parser.add_argument(

@@ -11,8 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ladder import tables
-from ladder.aggregate import RECORDED
 from ladder.files import sha256, write_json
+from ladder.records import RECORDED
 
 # rung -> (factors that differ from CPU defaults, invented ms per launch, invented ms per image)
 CPU_RUNGS = {

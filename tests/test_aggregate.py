@@ -13,9 +13,12 @@ import pytest
 import synthetic
 
 from ladder import tables
-from ladder.aggregate import _ranged, _saturation, aggregate, planned_files, read_latencies
+from ladder.aggregate import aggregate, planned_files
 from ladder.errors import StepError
 from ladder.files import read_json, sha256, write_json
+from ladder.records import read_latencies
+from ladder.summary import saturation
+from ladder.summary_warnings import _ranged
 
 SMALL = synthetic.CPU_LADDER | {"batches": [1, 4]}
 
@@ -309,7 +312,7 @@ def point(batch, ips, rung="r"):
     ],
 )
 def test_saturation_is_the_smallest_batch_at_95_percent_if_a_larger_one_was_measured(ips, batch):
-    (mark,) = _saturation([point(b, value) for b, value in ips.items()])
+    (mark,) = saturation([point(b, value) for b, value in ips.items()])
     assert mark["batch"] == batch
     assert (mark["highest_ips"], mark["largest_batch"]) == (max(ips.values()), max(ips))
 

@@ -9,8 +9,8 @@ import pytest
 from test_round import measured, own_host_lock, spec  # noqa: F401
 from test_telemetry import fake, fake_in_processes  # noqa: F401
 
-from ladder.aggregate import RECORDED
 from ladder.files import read_json, write_json
+from ladder.records import RECORDED
 from ladder.telemetry import sampler, summary
 
 TELEMETRY = {"period_seconds": 0.02, "cooldown_below_c": None}

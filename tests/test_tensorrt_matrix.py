@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from ladder import causes, config
+from ladder import causes, config, steps
 from ladder.matrix import Matrix
 
 DEFAULT = yaml.safe_load((Path(__file__).parent.parent / "config.yaml").read_text())
@@ -40,10 +40,10 @@ def test_typing_decides_the_file(stack: str, precision: str, file: str, converte
     planned = matrix({"name": "rung", "stack": stack, "precision": precision})
     (engine,) = planned.engines.values()
     assert planned.onnx(engine) == f"artifacts/yolo11n/{file}.onnx"
-    inputs = planned.audit_inputs(engine)
+    inputs = steps.audit_inputs(planned, engine)
     assert inputs["graph"] == f"artifacts/yolo11n/{file}.graph.json"
     assert inputs.get("converted") == (converted and f"artifacts/yolo11n/{converted}.graph.json")
-    assert (" --converted " in planned.audit_arguments(engine)) == bool(converted)
+    assert (" --converted " in steps.audit_arguments(planned, engine)) == bool(converted)
 
 
 def test_no_step_but_compilation_joins_two_ways_to_build() -> None:

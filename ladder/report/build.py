@@ -12,9 +12,9 @@ from typing import Any
 from docutils.core import publish_parts  # type: ignore[import-untyped]
 
 from ladder import attribution, tables
-from ladder.aggregate import read_latencies
 from ladder.errors import StepError
 from ladder.files import read_json, write_text
+from ladder.records import read_latencies
 from ladder.report import figures
 from ladder.report.page import Block, Column, Figure, page, start, table
 from ladder.report.read import read_table

@@ -1,0 +1,80 @@
+"""What of a configuration cannot be run on this host: seen before any job, not after hours."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from ladder import steps
+from ladder.dependencies import code_hash
+from ladder.matrix import Engine, Matrix
+from ladder.stacks.registry import BUILT_IN
+
+
+def faults(matrix: Matrix) -> Iterator[str]:
+    """What the configuration names and this host lacks, and engines that would share a name, one line each."""
+    if not matrix.ladders:
+        there = ", ".join(f"{name} ({ladder.platform})" for name, ladder in matrix.config.ladders.items())
+        yield f"platform: no ladder is for '{matrix.platform}'; ladders: {there}"
+    for model in sorted({model for ladder in matrix.ladders.values() for model in ladder.models}):
+        yield from _model_faults(matrix, model)
+    yield from _name_faults(matrix)
+    for stack in sorted({rung.stack for ladder in matrix.ladders.values() for rung in ladder.rungs}):
+        yield from _stack_faults(matrix, stack)
+
+
+def _model_faults(matrix: Matrix, name: str) -> Iterator[str]:
+    model = matrix.config.models[name]
+    if model.weights.path and not Path(model.weights.path).is_file():
+        yield f"models.{name}.weights.path: '{model.weights.path}' is not a file here ({Path.cwd()})"
+    if model.source == "ultralytics" and any(side % 32 for side in model.input or []):
+        yield f"models.{name}.input: {model.input}: ultralytics' networks take multiples of 32"
+    for entry in sorted({model.data, model.calibration or model.data}):
+        data = matrix.config.data[entry]
+        if data.npz and not Path(data.npz).is_file():
+            yield f"data.{entry}.npz: '{data.npz}' is not a file here ({Path.cwd()})"
+        if data.pictures and data.pictures != "ultralytics":
+            folder = Path(data.pictures)
+            if not folder.is_dir() or not any(folder.iterdir()):
+                yield f"data.{entry}.pictures: '{data.pictures}' is not a folder with pictures ({Path.cwd()})"
+
+
+def _name_faults(matrix: Matrix) -> Iterator[str]:
+    """Rungs whose engines differ and would still be called the same, so that one took the other's place."""
+    named: dict[str, tuple[Engine, str]] = {}
+    for name, ladder in matrix.ladders.items():
+        for rung in ladder.rungs:
+            where = f"ladders.{name}.rungs.{rung.name}"
+            engines = [matrix.engine(ladder, ladder.models[0], rung, batch) for batch in ladder.batches]
+            for engine in {engine.name: engine for engine in engines}.values():
+                other, there = named.setdefault(engine.name, (engine, where))
+                if other.rung != engine.rung:
+                    yield (
+                        f"{where}: its engine and that of {there} would both be called '{engine.name}'; "
+                        f"give the stack '{engine.rung['stack']}' or '{other.rung['stack']}' another name"
+                    )
+
+
+def _stack_faults(matrix: Matrix, stack: str) -> Iterator[str]:
+    module = matrix.config.stacks[stack].module
+    if module.endswith(".py") and not Path(module).is_file():
+        yield f"stacks.{stack}.module: '{module}' is not a file here ({Path.cwd()})"
+    try:
+        code_hash(module)
+    except SyntaxError as error:
+        yield f"stacks.{stack}.module: {error.filename}, line {error.lineno}: {error.msg}"
+    for package in _missing_packages(matrix, stack):
+        yield f"stacks.{stack}.packages: '{package}' is not installed in {sys.executable}; pip list names them"
+
+
+def _missing_packages(matrix: Matrix, stack: str) -> list[str]:
+    """Packages that a stack of the user's lists and the workflow's own environment lacks.
+
+    A built-in stack lists what only some models need; that its runtime is missing is told by its engine step.
+    """
+    entry = matrix.config.stacks[stack]
+    if stack in BUILT_IN or entry.environment != "main":
+        return []
+    installed = steps.versions(matrix, stack)
+    return [package for package in entry.packages if package not in installed]

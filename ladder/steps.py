@@ -1,0 +1,353 @@
+"""What each step of the workflow reads and is told: the inputs, arguments and parameters of the rules.
+
+Snakemake runs a step again when any of them changes, so each holds what its step's result depends on and nothing else.
+Asked while planning only: no step imports this.
+"""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from os.path import relpath
+from pathlib import Path
+from typing import Any
+
+from ladder import environment, fingerprint
+from ladder.config import Ladder
+from ladder.config import Rung as RungConfig
+from ladder.dependencies import ROOT, code_hash
+from ladder.files import digest
+from ladder.matrix import Engine, Matrix, Round, export_file
+from ladder.step import id_path_of
+
+# ---- environments ---------------------------------------------------------------------------------
+
+
+def environment_source(matrix: Matrix, name: str) -> str:
+    """How scripts/environment.py is told what an environment is made from."""
+    entry = matrix.config.environments.get(name)
+    if entry and entry.python:
+        return f"--python {shlex.quote(entry.python)}"
+    return f"--lock {shlex.quote(_lock_file(matrix, name))}"
+
+
+def environment_lock(matrix: Matrix, name: str) -> str:
+    """Hash of an environment's lock file: its packages, not its comments."""
+    path = Path(_lock_file(matrix, name))
+    lines = path.read_text().splitlines() if path.is_file() else []
+    return digest([line for line in lines if line.strip() and not line.startswith("#")])[:16]
+
+
+def _lock_file(matrix: Matrix, name: str) -> str:
+    entry = matrix.config.environments.get(name)
+    return (entry and entry.lock) or str(ROOT / "envs" / f"{name}.txt")
+
+
+def environment_packages(matrix: Matrix, name: str) -> str:
+    """What a given interpreter has installed, so that other packages there are taken up; empty for a lock file."""
+    entry = matrix.config.environments.get(name)
+    return environment.state(entry.python) if entry and entry.python else ""
+
+
+def environment_argument(matrix: Matrix, stack: str) -> str:
+    """How scripts/_supervise.py is told of the environment that a stack's step runs in."""
+    path = matrix.environment_id(stack)
+    return f"--environment {path}" if path else ""
+
+
+def python(matrix: Matrix, stack: str) -> str:
+    """The interpreter a stack's processes run in."""
+    name = matrix.config.stacks[stack].environment
+    if name == "main":
+        return relpath(sys.executable)
+    entry = matrix.config.environments.get(name)
+    return entry.python if entry and entry.python else f".venvs/{name}/bin/python"
+
+
+def versions(matrix: Matrix, stack: str) -> dict[str, str]:
+    """Versions of a stack's distributions, where they can be read from here while planning."""
+    entry = matrix.config.stacks[stack]
+    return fingerprint.versions(entry.packages) if entry.environment == "main" else {}
+
+
+# ---- models: weights, inputs, export, precision -----------------------------------------------------
+
+
+def model_spec(matrix: Matrix, name: str) -> dict[str, Any]:
+    """A model's section as the steps get it: what defines the network, not what it is measured with."""
+    model = matrix.config.models[name]
+    kept = ("source", "architecture", "input", "opset", "axes", "task")
+    spec = {k: getattr(model, k) for k in kept}
+    weights = model.weights.model_dump(exclude_none=True)
+    return {"name": name, **spec, "weights": weights}
+
+
+def model_code(matrix: Matrix, model: str) -> str:
+    """The module that makes a model, whose code its steps depend on."""
+    return f"ladder.models.{matrix.config.models[model].source}"
+
+
+def local_weights(matrix: Matrix, model: str) -> str:
+    """Size and time of the user's own weights file, so that another one is taken up."""
+    path = matrix.config.models[model].weights.path
+    return _state(Path(path)) if path else ""
+
+
+def weights_arguments(matrix: Matrix, model: str) -> str:
+    """How a script is told of a model's weights."""
+    weights = matrix.weights(model)
+    return f"--weights {weights} --weights-id {export_file(model, 'weights.id.json')}" if weights else ""
+
+
+def data_spec(matrix: Matrix, model: str, role: str) -> dict[str, Any]:
+    """The data entry a model's inputs or calibration come from."""
+    found = matrix.config.models[model]
+    name = (found.calibration or found.data) if role == "calibration" else found.data
+    return matrix.config.data[name].model_dump(exclude_none=True)
+
+
+def data_state(matrix: Matrix, model: str, role: str) -> str:
+    """Names, sizes and times of the user's own data files, so that other ones make the inputs again."""
+    data = data_spec(matrix, model, role)
+    path = data.get("npz") or data.get("pictures", "ultralytics")
+    return "" if path == "ultralytics" or "generated" in data else _state(Path(path))
+
+
+def _state(path: Path) -> str:
+    """Names, sizes and modification times of a file, or of the files in a folder; empty where there is none."""
+    files = sorted(path.iterdir()) if path.is_dir() else [path] if path.is_file() else []
+    return digest([[file.name, file.stat().st_size, file.stat().st_mtime_ns] for file in files]) if files else ""
+
+
+def export_versions() -> dict[str, str]:
+    """Versions of what exports a model."""
+    return fingerprint.versions(
+        ["torch", "torchvision", "ultralytics", "transformers", "onnx", "onnxslim", "onnxruntime"]
+    )
+
+
+def conversion_spec(matrix: Matrix, model: str) -> dict[str, Any]:
+    """How a model's reduced-precision files are made."""
+    return matrix.config.models[model].conversion.model_dump()
+
+
+def conversion_versions() -> dict[str, str]:
+    """Versions of what converts a model to a reduced precision."""
+    return fingerprint.versions(["nvidia-modelopt", "onnx", "onnxruntime"])
+
+
+# ---- engines and their audits -----------------------------------------------------------------------
+
+
+def engine_inputs(matrix: Matrix, engine: Engine) -> dict[str, Any]:
+    """The inputs of an engine by name: small ids by content; big files are read beside them."""
+    inputs = {"export_id": export_file(engine.model, "fp32.id.json")}
+    if environment_id := matrix.environment_id(engine.rung["stack"]):
+        inputs["environment"] = environment_id
+    if onnx := matrix.onnx(engine):
+        inputs |= {"onnx_id": str(id_path_of(Path(onnx))), "onnx": onnx}
+    if weights := matrix.weights(engine.model):
+        inputs |= {"weights_id": export_file(engine.model, "weights.id.json"), "weights": weights}
+    return inputs
+
+
+def engine_arguments(matrix: Matrix, engine: Engine) -> str:
+    """How scripts/engine.py is told of an engine's inputs."""
+    inputs = engine_inputs(matrix, engine)
+    return " ".join(
+        f"--{name.replace('_', '-')} {inputs[name]}"
+        for name in ("export_id", "onnx", "weights", "weights_id")
+        if name in inputs
+    )
+
+
+def engine_spec(matrix: Matrix, engine: Engine) -> dict[str, Any]:
+    """Everything an engine depends on but its inputs and the code that builds it."""
+    stack = engine.rung["stack"]
+    static = None if engine.batch is None else {"min": engine.batch, "opt": engine.batch, "max": engine.batch}
+    return {
+        "rung": {"name": engine.name, **engine.rung},
+        "stack": _stack_spec(matrix, stack),
+        "model": model_spec(matrix, engine.model),
+        "profile": static or _profile(matrix, engine.model),
+        "batch": engine.batch,
+        "fingerprint": {**matrix.host, "versions": versions(matrix, stack)},
+    }
+
+
+def engine_code(matrix: Matrix, script: str, engine: Engine) -> str:
+    """Hash of a script that opens an engine, of its stack and, where that runs the module, of its source."""
+    return _code(matrix, [f"scripts.{script}"], engine.rung["stack"], engine.model)
+
+
+def audit_inputs(matrix: Matrix, engine: Engine) -> dict[str, Any]:
+    """What an audit reads beside what the engine was built from."""
+    onnx = matrix.onnx(engine)
+    return {
+        **engine_inputs(matrix, engine),
+        **({"graph": str(Path(onnx).with_suffix(".graph.json"))} if onnx else {}),
+        **({"converted": converted} if (converted := matrix.converted_graph(engine)) else {}),
+        "inputs_id": export_file(engine.model, "inputs.id.json"),
+        "inputs": export_file(engine.model, "inputs.npz"),
+        "reference": export_file(engine.model, "reference.npz"),
+        "engine_id": engine.id,
+        "engine": engine.payload,
+    }
+
+
+def audit_arguments(matrix: Matrix, engine: Engine) -> str:
+    """How scripts/audit_engine.py is told of an audit's inputs."""
+    inputs = audit_inputs(matrix, engine)
+    named = ("graph", "converted", "inputs", "reference", "engine_id", "engine")
+    return " ".join(
+        [engine_arguments(matrix, engine), f"--build {engine.build}"]
+        + [f"--{name.replace('_', '-')} {inputs[name]}" for name in named if name in inputs]
+    )
+
+
+def audit_spec(matrix: Matrix, engine: Engine) -> dict[str, Any]:
+    """An engine's specification and what its audit holds it to."""
+    thresholds = matrix.config.parity.get(engine.precision)  # type: ignore[call-overload]
+    return {
+        **engine_spec(matrix, engine),
+        "engine": engine.name,
+        "platform": matrix.platform,
+        "thresholds": thresholds.model_dump(exclude_none=True) if thresholds else {},
+        "requested_precision": engine.precision,
+    }
+
+
+def _stack_spec(matrix: Matrix, stack: str) -> dict[str, Any]:
+    entry = matrix.config.stacks[stack]
+    return {"module": entry.module, "arguments": entry.arguments}
+
+
+def _profile(matrix: Matrix, model: str) -> dict[str, int]:
+    """The batch sizes that a model's dynamic engines are built for."""
+    return matrix.config.models[model].profile.model_dump()
+
+
+def _code(matrix: Matrix, steps: list[str], stack: str, model: str) -> str:
+    entry = matrix.config.stacks[stack]
+    return code_hash(*steps, entry.module, *([model_code(matrix, model)] if entry.source == "module" else []))
+
+
+# ---- what is measured -------------------------------------------------------------------------------
+
+
+def round_inputs(matrix: Matrix, round: Round) -> dict[str, list[str]]:
+    """The small identity files a round depends on, and the big files it reads."""
+    ladder = matrix.ladders[round.ladder]
+    engines = [matrix.engine(ladder, round.model, rung, round.batch) for rung in ladder.rungs]
+    onnx = {path for engine in engines if (path := matrix.onnx(engine))}
+    weights = matrix.weights(round.model)
+    return {
+        "identities": [
+            export_file(round.model, "fp32.id.json"),
+            export_file(round.model, "inputs.id.json"),
+            *sorted({engine.id for engine in engines}),
+            *sorted({engine.verdict for engine in engines}),
+        ],
+        "files": [
+            export_file(round.model, "inputs.npz"),
+            export_file(round.model, "reference.npz"),
+            *sorted(onnx),
+            *sorted({engine.payload for engine in engines}),
+            *([weights] if weights else []),
+        ],
+    }
+
+
+def round_spec(matrix: Matrix, round: Round) -> dict[str, Any]:
+    """Everything a round's result depends on but the contents of the artifacts it names."""
+    shared = _round_settings(matrix, round.model, round.ladder, round.batch)
+    return {**shared, "round": round.number, "settings": digest(shared)}
+
+
+def _round_settings(matrix: Matrix, model: str, name: str, batch: int) -> dict[str, Any]:
+    """What all rounds of a ladder and batch share. A record keeps its hash, so that no table mixes two of them."""
+    ladder = matrix.ladders[name]
+    config = matrix.config
+    return {
+        "platform": matrix.platform,
+        "device": matrix.device,
+        "ladder": name,
+        "model": model_spec(matrix, model),
+        "batch": batch,
+        "seed": config.seed,
+        "measure": config.measure.model_dump(),
+        "telemetry": None if matrix.device == "cpu" else config.telemetry.model_dump(exclude={"exclude"}),
+        "inputs": export_file(model, "inputs.npz"),
+        "reference": export_file(model, "reference.npz"),
+        "profile": _profile(matrix, model),
+        "fingerprint": matrix.host,
+        "rungs": [_round_rung(matrix, ladder, model, batch, rung) for rung in ladder.rungs],
+    }
+
+
+def _round_rung(matrix: Matrix, ladder: Ladder, model: str, batch: int, rung: RungConfig) -> dict[str, Any]:
+    engine = matrix.engine(ladder, model, rung, batch)
+    weights = matrix.weights(model)
+    return {
+        "rung": matrix.rung(ladder, rung),
+        "stack": _stack_spec(matrix, rung.stack),
+        "python": python(matrix, rung.stack),
+        "versions": versions(matrix, rung.stack),
+        "code": _code(matrix, ["ladder.round", "scripts.run"], rung.stack, model),
+        "engine": engine.payload,
+        "engine_id": engine.id,
+        "build": engine.build,
+        "pass": engine.verdict,
+        "export_id": export_file(model, "fp32.id.json"),
+        "onnx": matrix.onnx(engine),
+        "weights": weights,
+        "weights_id": weights and export_file(model, "weights.id.json"),
+    }
+
+
+def peaks_spec(matrix: Matrix) -> dict[str, Any]:
+    """What the measuring of the device's peaks depends on; only where ``matrix.peaks_stack`` names who measures."""
+    assert matrix.peaks_stack
+    threads = matrix.config.platforms[matrix.platform].threads
+    return {
+        "device": matrix.device,
+        "threads": fingerprint.physical_cores() if threads == "physical" else threads,
+        "fingerprint": {**matrix.host, "versions": {"torch": versions(matrix, matrix.peaks_stack).get("torch")}},
+    }
+
+
+# ---- tables -----------------------------------------------------------------------------------------
+
+
+def plan(matrix: Matrix, ladders: list[str]) -> dict[str, Any]:
+    """What the tables are made for: the named ladders with their rungs and steps."""
+    return {
+        "platform": matrix.platform,
+        "exclude": matrix.config.telemetry.exclude,
+        "ladders": [
+            {
+                "platform": matrix.platform,
+                "ladder": name,
+                "model": model,
+                "batches": ladder.batches,
+                "rounds": ladder.rounds,
+                "settings": {b: digest(_round_settings(matrix, model, name, b)) for b in ladder.batches},
+                "peaks": matrix.peaks,
+                "rungs": [_plan_rung(matrix, ladder, model, rung) for rung in ladder.rungs],
+                "steps": [step.model_dump(by_alias=True) for step in ladder.all_steps()],
+            }
+            for name, ladder in matrix.ladders.items()
+            if name in ladders
+            for model in ladder.models
+        ],
+    }
+
+
+def _plan_rung(matrix: Matrix, ladder: Ladder, model: str, rung: RungConfig) -> dict[str, Any]:
+    engines = {b: matrix.engine(ladder, model, rung, b) for b in ladder.batches}
+    return {
+        **matrix.rung(ladder, rung),
+        "engines": {batch: engine.name for batch, engine in engines.items()},
+        "source": matrix.config.stacks[rung.stack].source,
+        "graph": matrix.graph(next(iter(engines.values()))),
+    }

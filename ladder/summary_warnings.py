@@ -1,0 +1,114 @@
+"""What a reader has to know before trusting the tables: the warnings of summary.json."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from ladder import attribution, tables
+from ladder.records import Row, audits_by_engine, engine_at, ladder_key
+
+PARENT_CPU_LIMIT_PCT = 1.0  # of a core
+NUMBER = re.compile(r"\d+(?:\.\d+)?")
+
+
+def find_warnings(
+    records: Sequence[Row],
+    results: Sequence[Row],
+    unsteady: Sequence[Row],
+    busy: Sequence[Row],
+    ladders: Sequence[Row],
+    audited: Sequence[Row],
+) -> list[Row]:
+    """What a reader has to know before trusting the tables, each with the rounds, runs or engines it concerns.
+
+    ``kind`` is ``host`` (said before or in a round), ``workflow``, ``files``, ``device``, ``audit``, ``busy`` or
+    ``unsteady``.
+    """
+    of_rounds: dict[str, dict[Path, str]] = defaultdict(dict)
+    for record in records:
+        for text in record["warnings"]:
+            of_rounds[NUMBER.sub("#", text)][record["path"]] = text
+    found = [
+        _warning("host", _ranged(list(texts.values())), f"{len(texts)} of {len(records)} rounds")
+        for texts in of_rounds.values()
+    ]
+    dear = [row["parent_cpu_pct"] for row in results if (row["parent_cpu_pct"] or 0) >= PARENT_CPU_LIMIT_PCT]
+    if dear:
+        text = f"the workflow itself used up to {max(dear):.1f} % of a core during a run; below 1 % is wanted"
+        found.append(_warning("workflow", text, f"{len(dear)} of {len(results)} runs"))
+    for key, what in (("model", "fp32_onnx_sha256"), ("platform", "device_uuid")):
+        for name, group in groupby(sorted(results, key=lambda row: row[key]), key=lambda row: row[key]):
+            held = sorted({row[what] for row in group if row[what] is not None})
+            if len(held) > 1:
+                text = f"{name}: the runs do not agree in {what}: {', '.join(held)}"
+                found.append(_warning("files", text, f"{len(held)} values"))
+    of_rung = {ladder_key(runs[0], "rung", "batch"): runs for runs in _by_rung(results)}
+    found += _several_artifacts(of_rung, ladders, audited)
+    for flag in tables.FLAGS:
+        for runs in of_rung.values():
+            if flagged := [row for row in runs if attribution.flagged(row[flag])]:
+                row = flagged[0]
+                text = f"{_named(row)} was {flag}; in round {row['round']}: {row[flag]}"
+                found.append(_warning("device", text, f"{len(flagged)} of {len(runs)} runs"))
+    for row in (audit["row"] for audit in audited):
+        if row["verdict"] == "warn":
+            found.append(_warning("audit", f"{row['model']}, {row['engine']}: {row['reason']}", "engine"))
+    for runs in _by_rung(busy):
+        highest = max(runs, key=lambda run: run["load_before"])
+        text = f"{_named(highest)} ran on a busy host; before round {highest['round']} other programs kept "
+        text += f"{highest['load_before']:.1f} CPUs busy"
+        found.append(
+            _warning("busy", text, f"{len(runs)} of {len(of_rung[ladder_key(highest, 'rung', 'batch')])} runs")
+        )
+    for runs in _by_rung(unsteady):
+        text = f"{_named(runs[0])} was unsteady; in round {runs[0]['round']} {runs[0]['why'][0]}"
+        found.append(
+            _warning("unsteady", text, f"{len(runs)} of {len(of_rung[ladder_key(runs[0], 'rung', 'batch')])} runs")
+        )
+    return found
+
+
+def _several_artifacts(
+    of_rung: Mapping[tuple[Any, ...], Sequence[Row]], ladders: Sequence[Row], audited: Sequence[Row]
+) -> Iterator[Row]:
+    """A warning for each rung and batch whose runs and audit were not all of one file: one name, several engines."""
+    audits = audits_by_engine(audited)
+    rungs = {(*ladder_key(ladder), rung["name"]): rung for ladder in ladders for rung in ladder["rungs"]}
+    for place, runs in of_rung.items():
+        row = runs[0]
+        audit = audits.get((row["platform"], row["model"], engine_at(rungs[place[:-1]], row["batch"])), {})
+        ran: set[str] = {run["artifact_sha256"] for run in runs if run["artifact_sha256"]}
+        held = ran | ({audited_one} if (audited_one := audit.get("artifact_sha256")) else set())
+        if len(held) > 1:
+            told = ", ".join(sorted(each[:12] + ("" if each in ran else " (audited)") for each in held))
+            text = f"{_named(row)}: its runs and its audit do not agree in artifact_sha256: {told}"
+            yield _warning("files", text, f"{len(held)} values")
+
+
+def _by_rung(runs: Sequence[Row]) -> Iterator[list[Row]]:
+    """Runs of the same rung and batch, in the order in which they come."""
+    held: dict[tuple[Any, ...], list[Row]] = defaultdict(list)
+    for run in runs:
+        held[ladder_key(run, "rung", "batch")].append(run)
+    yield from held.values()
+
+
+def _named(row: Mapping[str, Any]) -> str:
+    return f"{row['model']}, {row['ladder']}, {row['rung']}, batch {row['batch']}"
+
+
+def _warning(kind: str, text: str, scope: str) -> Row:
+    return {"kind": kind, "warning": text, "scope": scope}
+
+
+def _ranged(texts: Sequence[str]) -> str:
+    """Texts that differ in their figures only as one, e.g. ``load is 0.7 to 1.3``."""
+    columns = zip(*(NUMBER.findall(text) for text in texts), strict=True)
+    ends = [(min(column, key=float), max(column, key=float)) for column in columns]
+    figures = iter([low if float(low) == float(high) else f"{low} to {high}" for low, high in ends])
+    return NUMBER.sub(lambda _: next(figures), texts[0])
