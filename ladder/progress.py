@@ -24,7 +24,7 @@ def start(rounds: int, runs: int, seconds: float | None) -> None:
 
 def amount(rounds: int, runs: int, seconds: float | None) -> str:
     """How much there is to measure and how long it takes (seconds, s; None where it cannot be known)."""
-    estimate = "time left is known after the first" if seconds is None else f"at most about {duration(seconds)}"
+    estimate = "time left is known after the first" if seconds is None else f"about {duration(seconds)} on a quiet host"
     return f"{rounds} round{'s' * (rounds > 1)}, {runs} runs to measure, {estimate}"
 
 
