@@ -1,6 +1,6 @@
 """What the harness adds to a TensorRT engine's latency: its loop against a bare one, same engine, same process.
 
-    python docs/measurements/bare_loop.py artifacts/h200/yolo11n/tensorrt-weak-fp32 --batch 1
+    python docs/measurements/bare_loop.py artifacts/h200/yolo11n/tensorrt-weak-fp32 --inputs artifacts/yolo11n/inputs.npz
 
 The bare loop is execute_async_v3 and a stream synchronisation between two readings of the clock, on one input that
 never changes. Blocks of both alternate, so that drift cancels. Exits with 1 where the medians differ by more than 1 %
@@ -15,12 +15,11 @@ import sys
 import time
 from pathlib import Path
 
-import numpy as np
-
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from ladder import measure, stacks  # noqa: E402
 from ladder.files import read_json  # noqa: E402
+from ladder.run import distinct_batches  # noqa: E402
 from ladder.stacks.base import Rung, Source  # noqa: E402
 
 BLOCKS, ITERATIONS = 20, 200
@@ -48,12 +47,8 @@ def main() -> None:
     source = Source({}, None, None, identity["profile"], identity["axes"])
     stack = stacks.load(identity["stack"]["module"], identity["stack"]["arguments"])
     session = stack.open(source, arguments.folder / "engine", rung, arguments.batch)
-    with np.load(arguments.inputs) as stored:
-        inputs = {name: stored[name] for name in stored.files}
-    batches = [
-        {name: np.take(a, range(first, first + arguments.batch), axis=0, mode="wrap") for name, a in inputs.items()}
-        for first in range(2)
-    ]
+    batches = distinct_batches(arguments.inputs, arguments.batch)
+    session.bind(batches[0])
     pairs = [(harness_us(session, batches, arguments.batch), bare_us(session)) for _ in range(BLOCKS)]
     harness, bare = (statistics.median(each) for each in zip(*pairs, strict=True))
     differences = sorted(first - second for first, second in pairs)
