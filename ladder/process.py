@@ -14,7 +14,6 @@ _TUNING = (
     "ATEN_", "CUBLAS_", "CUDA_LAUNCH_BLOCKING", "CUDNN_", "DNNL_", "GOMP_", "KMP_", "MALLOC_", "MKL_", "OMP_",
     "ONEDNN_", "ORT_", "OV_", "PYTORCH_", "TORCHINDUCTOR_", "TORCH_",
 )  # fmt: skip
-_KEPT = ("ORT_DISABLE_TELEMETRY",)
 PARENT = "LADDER_PARENT"  # rules/common.smk sets it for Snakemake
 
 
@@ -38,7 +37,7 @@ def as_parent() -> dict[str, str]:
 
 def environment() -> dict[str, str]:
     """This process's variables for a child that builds, audits or measures, without those that tune a runtime."""
-    return {k: v for k, v in os.environ.items() if k in _KEPT or not k.startswith(_TUNING)}
+    return {k: v for k, v in os.environ.items() if not k.startswith(_TUNING)}
 
 
 def cpu_seconds(pid: int) -> float | None:
