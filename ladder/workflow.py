@@ -34,7 +34,8 @@ def open_matrix(workflow: Any, config: dict[str, Any]) -> Matrix:
     try:
         if not workflow.overwrite_configfiles:
             raw = merged(read_yaml(own), raw)
-        if repeated := [line for file in workflow.overwrite_configfiles or [own] for line in repeated_keys(Path(file))]:
+        files = (workflow.overwrite_configfiles or [own]) if workflow.is_main_process else []
+        if repeated := [line for file in files for line in repeated_keys(Path(file))]:
             raise ConfigError(repeated)
         matrix = Matrix(load(raw), raw)
         if faults := list(host_faults.faults(matrix)):
