@@ -1,6 +1,7 @@
 """What the harness adds to a TensorRT engine's latency: its loop against a bare one, same engine, same process.
 
-    python docs/measurements/bare_loop.py artifacts/h200/yolo11n/tensorrt-weak-fp32 --inputs artifacts/yolo11n/inputs.npz
+    python docs/measurements/bare_loop.py artifacts/h200/yolo11n/tensorrt-weak-fp32 \\
+        --inputs artifacts/yolo11n/inputs.npz
 
 The bare loop is execute_async_v3 and a stream synchronisation between two readings of the clock, on one input that
 never changes. Blocks of both alternate, so that drift cancels. Exits with 1 where the medians differ by more than 1 %
