@@ -1,7 +1,9 @@
 """The verdict on real runs: the same rung twice, and one that is known to be 30 % slower.
 
 The rule calls one A/A row in a hundred faster or slower (docs/method.md), and so does the test here: once in a hundred
-runs it fails on sound code. Nothing is tried again or widened for that.
+runs it fails on sound code. Nothing is tried again or widened for that. How many rounds it takes to see 30 % depends on
+the host: where the run medians of two rungs vary by 30 % against each other, 14 rounds find it three times in five. So
+the slowdown is looked for as a user would, with more rounds while the verdict is within noise, up to LOOKS[-1].
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from ladder.statistics import FASTER, SLOWER, WITHIN_NOISE
 
 SLOWDOWN = 0.3
 TRIES = 20
+LOOKS = (14, 28, 56)  # rounds; each look adds to those before it
 
 
 @pytest.fixture(scope="module")
@@ -78,9 +81,13 @@ def one_try(workflow: Workflow, number: int, rounds: int) -> dict[str, dict[str,
 
 
 def test_the_same_rung_twice_is_within_noise_and_a_slowdown_of_30_percent_is_found(workflow):
-    rows = one_try(workflow, 1, rounds=14)  # of 8, one slowdown in twenty would be missed: too often for every change
-    assert rows["tuning"]["verdict"] == SLOWER, rows["tuning"]
-    assert rows["none"]["verdict"] == WITHIN_NOISE, rows["none"]
+    rows = one_try(workflow, 1, rounds=LOOKS[0])
+    assert rows["none"]["verdict"] == WITHIN_NOISE, dict(rows["none"])  # at one look only, or 1 % would not hold
+    for rounds in LOOKS[1:]:
+        if rows["tuning"]["verdict"] != WITHIN_NOISE:
+            break
+        rows = one_try(workflow, 1, rounds=rounds)
+    assert rows["tuning"]["verdict"] == SLOWER, dict(rows["tuning"])
 
 
 @pytest.mark.slow

@@ -6,6 +6,7 @@ import copy
 import csv
 import os
 import re
+import resource
 import shutil
 import signal
 import subprocess
@@ -69,6 +70,7 @@ class Call:
     status: int
     text: str
     seconds: float
+    cpu_seconds: float  # of the call and all that it started: a busy host adds nothing to it
 
     def must(self, status: int = 0) -> Call:
         """This call, if it ended so."""
@@ -81,6 +83,11 @@ class Call:
         table = re.search(r"Job stats:\njob +count\n[- ]+\n(.*?)\n\n", self.text, re.S)
         counts = [line.split() for line in table[1].splitlines()] if table else []
         return {rule: int(number) for rule, number in counts if rule not in ("total", "all")}
+
+
+def _cpu_seconds_of_children() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 class Workflow:
@@ -116,14 +123,15 @@ class Workflow:
         return process, output
 
     def call(self, config: Config, *arguments: str) -> Call:
-        began = time.monotonic()
+        began, before = time.monotonic(), _cpu_seconds_of_children()
         process, output = self.start(config, *arguments)
         try:
             status = process.wait()
         except BaseException:  # the test run was interrupted
             os.killpg(process.pid, signal.SIGKILL)
             raise
-        return Call(status, output.read_text(errors="replace"), time.monotonic() - began)
+        spent = time.monotonic() - began, _cpu_seconds_of_children() - before
+        return Call(status, output.read_text(errors="replace"), *spent)
 
     def plan(self, config: Config, *targets: str) -> dict[str, set[str]]:
         """First outputs of the jobs that a call would run, by rule; nothing runs."""
