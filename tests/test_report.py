@@ -152,6 +152,22 @@ def test_a_waterfall_holds_the_ladders_own_figures(report):
     assert undecided["text"].endswith("\nwithin noise; ran in int8: 77.0 % of FLOPs")
 
 
+def test_an_interval_beyond_the_axis_ends_in_an_arrow(report):
+    steps = attribution.paths(shown(next(e for e in report[0]["ladders"] if (e["ladder"], e["batch"]) == ("cpu", 1))))
+    wide = [{**step, "ci_low_pct": -900.0} for step in steps[1]]
+    reach_ms = figures.waterfall_reach_ms(wide)
+    arrows = figures.waterfall(wide, reach_ms)["datasets"]["beyond"]
+    assert [arrow["edge"] for arrow in arrows] == [reach_ms] * len(wide)
+    assert not figures.waterfall(steps[1], figures.waterfall_reach_ms(steps[1]))["datasets"]["beyond"]
+
+
+def test_no_latency_axis_begins_below_zero():
+    runs = [(1, np.array([1_000, 90_000_000, 40_000_000], dtype=np.int64), 40.0)]
+    spec, _ = figures.latency(runs, 100)
+    low, high = next(layer["encoding"]["y"]["scale"]["domain"] for layer in spec["layer"])
+    assert low == 0 and high > 90
+
+
 def test_a_slower_step_grows_the_bar_and_says_so():
     step = {
         "from": "a", "to": "b", "cause": "precision", "from_ms": 10.0, "to_ms": 12.0, "gain_ms": -2.0,
@@ -265,7 +281,7 @@ def test_a_run_that_measured_nothing_still_has_a_report(tmp_path):
     assert "no round holds both sides" in pages["waterfall"]
     assert "No throughput was measured" in pages["throughput"]
     assert "export broke" in pages["failures"]
-    assert "too few rounds" in pages["ladder"]
+    assert "no result" in pages["ladder"] and "too few rounds" not in pages["ladder"]
 
 
 def test_a_single_rung_has_no_step_to_compare(tmp_path):

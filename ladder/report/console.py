@@ -25,7 +25,13 @@ from ladder.report.text import (
     weights_note,
 )
 
-STYLES = {"faster": "bold green", "slower": "bold red", "within noise": "dim", "too few rounds": "yellow"}
+STYLES = {
+    "faster": "bold green",
+    "slower": "bold red",
+    "within noise": "dim",
+    "too few rounds": "yellow",
+    "no result": "yellow",
+}
 
 # title of a column, how it is aligned, and its cell for a step
 COLUMNS: dict[str, tuple[JustifyMethod, Callable[[Row], str]]] = {

@@ -87,7 +87,7 @@ def waterfall(path: Sequence[Row], reach_ms: float) -> Spec:
     A step is a row of ladder.csv with from_ms and to_ms, and ``ran_in``, what its second rung ran in ("" if unknown).
     Each bar runs from the step's from_ms to its to_ms, with the interval of its gain around to_ms; the first and last
     bars are whole latencies. Steps that are within noise or undecided are faded and dashed. An interval that goes on
-    beyond the axis has no end there.
+    beyond the axis ends there in an arrow.
     """
     first, last = path[0], path[-1]
     totals = [
@@ -122,6 +122,8 @@ def waterfall(path: Sequence[Row], reach_ms: float) -> Spec:
     for end in ("low", "high"):
         tick = layer("intervals").mark_tick(thickness=1.5, size=12, color=BLACK, yOffset=BAR["yOffset"], clip=True)
         layers.append(tick.encode(x=f"{end}:Q"))
+    beyond = layer("beyond").mark_text(align="right", fontSize=LABEL_SIZE, yOffset=BAR["yOffset"], clip=True)
+    layers.append(beyond.encode(x="edge:Q", text="text:N"))
     for align in ("left", "right"):
         label = layer(align).mark_text(align=align, baseline="top", dy=2, fontSize=LABEL_SIZE, lineBreak="\n")
         layers.append(label.encode(x="edge:Q", text="text:N"))
@@ -132,6 +134,11 @@ def waterfall(path: Sequence[Row], reach_ms: float) -> Spec:
         shown=[bar for bar in bars if bar["verdict"] in SHOWN],
         undecided=[bar for bar in bars if bar["verdict"] not in SHOWN],
         intervals=[bar for bar in bars if bar["low"] is not None],
+        beyond=[
+            {"label": bar["label"], "start": reach_ms, "edge": reach_ms, "text": "▶"}
+            for bar in bars
+            if bar["high"] is not None and bar["high"] > reach_ms
+        ],
         left=[row for row in (*totals, *bars) if row["align"] == "left"],
         right=[row for row in bars if row["align"] == "right"],
     )
@@ -240,7 +247,10 @@ def latency(runs: Sequence[tuple[int, np.ndarray, float]], limit: int) -> tuple[
         .scale(domain=[0, total], nice=False)
         .axis(values=list(middles), labelExpr=f"{json.dumps(middles)}[datum.value]", grid=False, ticks=False)
     )
-    y = alt.Y("ms:Q").title("latency, ms").scale(zero=False, padding=6).axis(tickCount=5)
+    low, high = min(point["ms"] for point in points), max(point["ms"] for point in points)
+    margin = 0.04 * (high - low or high)
+    y = alt.Y("ms:Q").title("latency, ms").scale(domain=[max(0, low - margin), high + margin], nice=False)
+    y = y.axis(tickCount=5)
     colour = alt.Color("p:N", legend=None).scale(domain=[0, 1], range=[BLUE, ORANGE])
     tooltip = [alt.Tooltip("r:Q", title="round"), alt.Tooltip("ms:Q", title="ms")]
     chart = alt.layer(

@@ -129,7 +129,7 @@ STYLE = Markup("""\
 .ladder .chart { min-height: 200px; }
 .ladder .chart.vega-embed { width: 100%; padding-right: 0; }
 .ladder .chart.vega-embed summary { top: -1.9rem; }
-.ladder section { overflow-x: auto; }
+.ladder section:not(:has(.figures)) { overflow-x: auto; }
 .ladder table { border-collapse: collapse; width: 100%; margin: .5rem 0 1rem; font-variant-numeric: tabular-nums; }
 .ladder caption { text-align: left; font-weight: 600; padding: .25rem 0; }
 .ladder th, .ladder td { text-align: left; vertical-align: top; padding: .3rem .8rem .3rem 0;
@@ -142,8 +142,8 @@ STYLE = Markup("""\
 .ladder .faster { color: #00664b; font-weight: 600; }
 .ladder .slower, .ladder .warn, .ladder .exclude, .ladder .failed { color: #a84300; font-weight: 600; }
 .ladder .verdict, .ladder .scope { white-space: nowrap; }
-@media (min-width: 1100px) { .ladder .step, .ladder .engine { white-space: nowrap; } }
-.ladder .within-noise, .ladder .too-few-rounds { color: #666; font-style: italic; }
+@media (min-width: 1300px) { .ladder .step, .ladder .engine { white-space: nowrap; } }
+.ladder .within-noise, .ladder .too-few-rounds, .ladder .no-result { color: #666; font-style: italic; }
 @media (max-width: 700px) {
   .ladder table { font-size: .87rem; }
   .ladder th, .ladder td { padding-right: .4rem; }

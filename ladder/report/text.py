@@ -10,6 +10,7 @@ from ladder.preflight import BUSY_LIMIT
 from ladder.utilisation import FAIR_SHARE, is_fair
 
 TOO_FEW_ROUNDS = "too few rounds"  # as in ladder.statistics, which needs scipy
+NO_RESULT = "no result"  # shown in place of it where no round has both sides of a step
 Row = Mapping[str, Any]
 
 NOISE_FLOOR = (
@@ -92,12 +93,15 @@ def ran_in(rung: Row) -> str:
 
 
 def shown(entry: Row) -> list[Row]:
-    """The steps of a ladder as they are shown: with marked names, and with what the second rung ran in."""
+    """The steps of a ladder as they are shown: with marked names, with what the second rung ran in, and plainly without
+    result where a side has none (in ladder.csv that is ``too few rounds``, of which there are none)."""
     rungs = {rung["name"]: rung for rung in entry["rungs"]}
     steps: list[Row] = []
     for step in entry["steps"]:
         first, second = rungs[step["from"]], rungs[step["to"]]
-        steps.append({**step, "from": marked(first), "to": marked(second), "ran_in": ran_in(second)})
+        verdict = step["verdict"] if step["rounds"] else NO_RESULT
+        told = {"from": marked(first), "to": marked(second), "ran_in": ran_in(second), "verdict": verdict}
+        steps.append({**step, **told})
     return steps
 
 
