@@ -1,8 +1,9 @@
 """ONNX Runtime with one execution provider.
 
-There is no engine file: a session is made from the ONNX each time, with all graph optimisations on. Loading
-a saved optimised model instead gives the same outputs, but its nodes run in another order: a Q/DQ ResNet-18
-was 2 % slower that way on a CPU, steadily, so it would not be what a user of ONNX Runtime gets.
+Where a provider runs kernels of its own there is no engine file: a session is made from the ONNX each time, with all
+graph optimisations on. Loading a saved optimised model instead gives the same outputs, but its nodes run in another
+order: a Q/DQ ResNet-18 was 2 % slower that way on a CPU, steadily, so it would not be what a user of ONNX Runtime gets.
+Where a provider compiles, its cache is the engine: filled at the build, read when a session is opened.
 """
 
 from __future__ import annotations
@@ -18,12 +19,10 @@ import numpy as np
 
 from ladder.errors import StepError
 from ladder.stacks import checks
+from ladder.stacks import onnxruntime_providers as providers
 from ladder.stacks.base import Arrays, Node, Rung, Source
+from ladder.stacks.onnxruntime_providers import CPU, Cache, Provider
 
-CPU = "CPUExecutionProvider"
-CUDA = "CUDAExecutionProvider"
-
-_MEMORY = {CPU: "cpu", CUDA: "cuda"}  # where a provider wants its buffers
 _OPTIONS = ("allow_spinning", "graph_optimization_level")
 _LEVELS = {
     "disable": "ORT_DISABLE_ALL",
@@ -59,122 +58,231 @@ _INTEGER_KERNELS = {
 }
 
 
-def create(provider: str = CPU) -> OnnxRuntime:
+def create(provider: str = CPU.name) -> OnnxRuntime:
     return OnnxRuntime(provider)
 
 
 class OnnxRuntime:
     def __init__(self, provider: str):
-        self.provider = provider
+        self.provider = providers.PROVIDERS.get(provider) or Provider(provider)
 
     def build(self, source: Source, rung: Rung, destination: Path) -> dict[str, Any]:
-        """Make a session once, which proves that the model runs as asked; ``destination`` is not written."""
-        return _facts(self._session(source, rung, source.profile["opt"]), self.provider)
+        """Make a session once, which proves that the model runs as asked; a provider that compiles does so now.
+
+        ``destination`` is written only where something was compiled: for the profile's batches, or the static rung's.
+        """
+        if not self.provider.compiles:
+            return _facts(self._session(source, rung, source.profile["opt"], None), self.provider)
+        with tempfile.TemporaryDirectory() as folder:
+            cache = Cache(Path(folder), self._profile(source, rung))
+            session = self._opened(source, rung, source.profile["opt"], cache)
+            facts = session.facts()
+            session.close()
+            if not (files := cache.files()):
+                raise StepError(f"{self.provider.name} left nothing in its cache, so there is nothing to run later")
+            providers.pack(cache, destination)
+        return facts | {"compiled": files}
 
     def open(self, source: Source, payload: Path | None, rung: Rung, batch: int) -> Session:
-        return Session(self._session(source, rung, batch), self.provider, source, batch)
+        return self._from_cache(source, payload, rung, batch, None)
 
     def nodes(self, source: Source, payload: Path | None, rung: Rung, batch: int, inputs: Arrays) -> list[Node]:
         """Every node in ONNX Runtime's own profile.
 
         A node's precision is that of its widest float output; int8 where its kernel multiplies 8-bit integers or
         where it gives 8-bit integers; else the integer type it gives. A float Conv between DequantizeLinear and
-        QuantizeLinear therefore stays fp32.
+        QuantizeLinear therefore stays fp32. What a provider compiled is one node of unknown precision. On a GPU the
+        profile has the time to submit a node, not the node's, so there is none.
         """
         with tempfile.TemporaryDirectory() as folder:
-            inner = self._session(source, rung, batch, profile=Path(folder, "profile"))
-            session = Session(inner, self.provider, source, batch)
+            session = self._from_cache(source, payload, rung, batch, Path(folder, "profile"))
             session.bind(inputs)
             for _ in range(1 + _PROFILED_RUNS):
                 session.run()
                 session.synchronise()
-            events = json.loads(Path(inner.end_profiling()).read_text(encoding="utf-8"))
+            events = session.profile()
             session.close()
-        return _nodes(events)
+        return _nodes(events, self.provider)
 
     def identity(self) -> dict[str, str]:
         onnxruntime = checks.runtime("onnxruntime")
-        return {"onnxruntime": onnxruntime.__version__, "onnxruntime_build": onnxruntime.get_build_info()}
+        return {
+            "onnxruntime": onnxruntime.__version__,
+            "onnxruntime_build": onnxruntime.get_build_info(),
+            **providers.loaded(self.provider),
+        }
 
-    def _session(self, source: Source, rung: Rung, batch: int, profile: Path | None = None) -> Any:
+    def _from_cache(
+        self, source: Source, payload: Path | None, rung: Rung, batch: int, profile: Path | None
+    ) -> Session:
+        """A session that reads what the build compiled. It says in its facts where it had to compile all the same."""
+        if not self.provider.compiles:
+            return self._opened(source, rung, batch, None, profile)
+        with tempfile.TemporaryDirectory() as folder:
+            cache = providers.unpack(payload, Path(folder))
+            before = cache.files()
+            session = self._opened(source, rung, batch, cache, profile)
+            session.compiled_at = "build" if cache.files() == before else "opening"
+        return session
+
+    def _opened(
+        self, source: Source, rung: Rung, batch: int, cache: Cache | None, profile: Path | None = None
+    ) -> Session:
+        with providers.without_tf32(self.provider, rung):
+            return Session(self._session(source, rung, batch, cache, profile), self.provider, source, rung, batch)
+
+    def _session(self, source: Source, rung: Rung, batch: int, cache: Cache | None, profile: Path | None = None) -> Any:
         """A session for one batch size whose nodes all run on the asked provider. Raises StepError."""
         onnxruntime = checks.runtime("onnxruntime")
+        name = self.provider.name
         checks.check_batch(source, batch)
-        checks.check_eager(rung, f"ONNX Runtime's {self.provider}")
-        checks.refuse_tf32_override()
-        if self.provider not in (available := onnxruntime.get_available_providers()):
-            raise StepError(f"this ONNX Runtime has no {self.provider}; it has {', '.join(available)}")
-        provider = (self.provider, _provider_options(self.provider, rung))
-        options = _session_options(source, rung, batch)
+        if self.provider.static_only and rung.shape != "static":
+            raise StepError(f"{name} compiles for one shape at a time: ask for shape: static", permanent=True)
+        if rung.launch not in self.provider.launches:
+            checks.check_eager(rung, f"ONNX Runtime's {name}")
+        providers.refuse_overrides()
+        if name not in (available := onnxruntime.get_available_providers()):
+            raise StepError(f"this ONNX Runtime has no {name}; it has {', '.join(available)}")
+        given = providers.options_of(self.provider, rung, cache)
+        options = _session_options(source, rung, batch, self.provider)
         if profile:
             options.enable_profiling = True
             options.profile_file_prefix = str(profile)
-        if self.provider != CPU:
+        if self.provider is not CPU:
             options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
+            providers.refuse_unknown(self.provider, _folder(onnxruntime), given, onnxruntime.__version__)
+            providers.preload(self.provider, onnxruntime)
         try:
-            session = _make(source, options, provider)
+            session = _make(source, options, (name, given))
         except Exception as error:
-            self._explain_fallback(source, rung, batch, provider)
+            self._explain(source, rung, batch, given)
             named = type(error).__name__ in ("NotImplemented", "InvalidGraph")
             unsupported = named or "is not a registered function/op" in str(error)
             raise StepError(
                 f"ONNX Runtime refuses {source.onnx}: {checks.reason(error)}", permanent=unsupported
             ) from error
-        if session.get_providers()[0] != self.provider:
-            raise StepError(f"asked for {self.provider}, but ONNX Runtime made a session on {session.get_providers()}")
-        self._check_placement(session)
+        if session.get_providers()[0] != name:
+            raise StepError(f"asked for {name}, but ONNX Runtime made a session on {session.get_providers()}")
+        providers.refuse_untaken(self.provider, given, session.get_provider_options()[name])
+        if _tells_placement(session):  # one that does not has refused every node on the CPU by itself
+            self._check_placement(_placed(session), rung)
         if (threads := session.get_session_options().intra_op_num_threads) != rung.threads:
             raise StepError(f"asked ONNX Runtime for {rung.threads} threads, it has {threads}")
         return session
 
-    def _explain_fallback(self, source: Source, rung: Rung, batch: int, provider: tuple[str, dict[str, str]]) -> None:
-        """Name the nodes that another provider would have taken: ONNX Runtime's refusal does not."""
-        if self.provider == CPU:
-            return
-        try:
-            session = _make(source, _session_options(source, rung, batch), provider)
-        except Exception:
-            return  # it was refused for another reason, which the caller reports
-        self._check_placement(session)
+    def _profile(self, source: Source, rung: Rung) -> dict[str, str]:
+        """TensorRT's options for the profile's shapes, where the rung is dynamic. The CPU reads the file's inputs."""
+        if self.provider is not providers.TENSORRT or rung.shape == "static":
+            return {}
+        inputs = _make(source, _session_options(source, rung, source.profile["opt"], CPU), (CPU.name, {})).get_inputs()
+        ends = ("min", "opt", "max")
+        return providers.tensorrt_profile(
+            {each.name: {end: _input_shape(each, source, source.profile[end]) for end in ends} for each in inputs}
+        )
 
-    def _check_placement(self, session: Any) -> None:
-        if not hasattr(session, "get_provider_graph_assignment_info"):
-            raise StepError("this ONNX Runtime cannot say where each node runs; 1.27 or newer can")
-        parts = [(part.ep_name, part.get_nodes()) for part in session.get_provider_graph_assignment_info()]
-        total = sum(len(nodes) for _, nodes in parts)
-        strays = [f"{n.name} ({n.op_type}, {name})" for name, nodes in parts if name != self.provider for n in nodes]
-        checks.check_placement(strays, total, self.provider)
+    def _explain(self, source: Source, rung: Rung, batch: int, given: dict[str, str]) -> None:
+        """Raise StepError naming the nodes that would run elsewhere and the library that is missing."""
+        if self.provider is CPU:
+            return
+        fault = providers.loading_fault(self.provider, _folder(checks.runtime("onnxruntime")))
+        try:
+            placed = self._allowed_elsewhere(
+                source, rung, batch, (CPU.name, {}) if fault else (self.provider.name, given)
+            )
+        except Exception:
+            placed = []  # refused for another reason, which the caller reports
+        if fault:
+            elsewhere = ""
+            if placed:
+                names = [f"{name} ({kind})" for name, kind, _ in placed]
+                more = "" if len(names) <= 10 else f" and {len(names) - 10} more"
+                elsewhere = f". Without it {len(names)} nodes would run on the CPU: {', '.join(names[:10])}{more}"
+            raise StepError(
+                f"{self.provider.name} cannot be loaded: {fault}; it needs {self.provider.needs}{elsewhere}"
+            )
+        self._check_placement(placed, rung)
+
+    def _allowed_elsewhere(
+        self, source: Source, rung: Rung, batch: int, provider: tuple[str, dict[str, str]]
+    ) -> list[tuple[str, str, str]]:
+        """Name, type and provider of each node where ONNX Runtime may choose; older releases tell in a profile only."""
+        options = _session_options(source, rung, batch, self.provider)
+        with tempfile.TemporaryDirectory() as folder:
+            options.profile_file_prefix = str(Path(folder, "profile"))
+            options.enable_profiling = True
+            # nodes are placed after the basic optimisations; further ones give them other names
+            options.graph_optimization_level = checks.runtime("onnxruntime").GraphOptimizationLevel.ORT_ENABLE_BASIC
+            session = _make(source, options, provider)
+            if _tells_placement(session):
+                session.end_profiling()
+                return _placed(session)
+            ran_by = providers.PROVIDERS[session.get_providers()[0]]
+            opened = Session(session, ran_by, source, rung, batch)
+            opened.bind(opened.zeros())
+            opened.run()
+            return [(node.name, node.type, node.provider) for node in _nodes(opened.profile(), self.provider)]
+
+    def _check_placement(self, placed: list[tuple[str, str, str]], rung: Rung) -> None:
+        strays = [f"{name} ({kind}, {place})" for name, kind, place in placed if place != self.provider.name]
+        try:
+            checks.check_placement(strays, len(placed), self.provider.name)
+        except StepError as error:
+            if rung.shape == "static":
+                raise
+            hint = "where these work out shapes, shape: static has that done beforehand"
+            raise StepError(f"{error}; {hint}", permanent=True) from error
 
 
 class Session:
-    """A session with its inputs and outputs bound, so that ``run`` copies nothing."""
+    """A session with its inputs and outputs bound, so that ``run`` copies nothing.
 
-    def __init__(self, session: Any, provider: str, source: Source, batch: int):
-        self._session, self._provider = session, provider
-        self._memory = _MEMORY.get(provider, "cpu")
+    On a GPU it has run once: whatever is compiled, chosen or captured at the first run is there before anything is
+    timed, and since inputs keep their shapes nothing is again. ``run`` waits for the GPU there, as ONNX Runtime does.
+    """
+
+    def __init__(self, session: Any, provider: Provider, source: Source, rung: Rung, batch: int):
+        self._session, self._provider, self._launch = session, provider, rung.launch
+        self._memory = provider.memory
+        self.compiled_at: str | None = None  # build or opening, where the provider compiles
         self._binding = session.io_binding()
         self._expected = {each.name: (_input_shape(each, source, batch), _dtype(each)) for each in session.get_inputs()}
-        self._buffers = {name: self._buffer(*expected) for name, expected in self._expected.items()}
+        self._buffers = {}
+        if provider.allocates:
+            self._buffers = {name: self._buffer(*expected) for name, expected in self._expected.items()}
         for name, buffer in self._buffers.items():
             self._binding.bind_ortvalue_input(name, buffer)
         self._output_names = [each.name for each in session.get_outputs()]
         self._unsized = []  # outputs of a size that is known after a run only
         for each in session.get_outputs():
             shape = _shape(each, source, batch)
-            if all(isinstance(size, int) for size in shape):
+            if not all(isinstance(size, int) for size in shape):
+                self._unsized.append(each.name)
+            if provider.allocates and each.name not in self._unsized:
                 self._binding.bind_ortvalue_output(each.name, self._buffer(shape, _dtype(each)))
             else:
                 self._binding.bind_output(each.name, self._memory)
-                self._unsized.append(each.name)
+        if rung.launch == "graph" and self._unsized:
+            named = ", ".join(self._unsized)
+            raise StepError(f"a graph cannot give outputs of a size that depends on data: {named}", permanent=True)
+        if self._memory != "cpu":
+            self.bind(self.zeros())
+            self.run()
+            self.synchronise()
 
     def _buffer(self, shape: tuple[Any, ...], dtype: np.dtype) -> Any:
         values = checks.runtime("onnxruntime").OrtValue
         return values.ortvalue_from_shape_and_type(list(shape), dtype.type, self._memory, 0)
 
+    def zeros(self) -> Arrays:
+        return {name: np.zeros(shape, dtype) for name, (shape, dtype) in self._expected.items()}
+
     def bind(self, inputs: Arrays) -> None:
         checks.check_inputs(inputs, self._expected)
         for name, array in inputs.items():
-            self._buffers[name].update_inplace(np.ascontiguousarray(array))
+            if name in self._buffers:
+                self._buffers[name].update_inplace(np.ascontiguousarray(array))
+            else:  # copied to the GPU here, since that is where the session wants it
+                self._binding.bind_cpu_input(name, np.ascontiguousarray(array))
         for name in self._unsized:  # or the next run would have to fit into the last one's buffer
             self._binding.bind_output(name, self._memory)
         if self._memory != "cpu":
@@ -190,22 +298,44 @@ class Session:
         if self._memory != "cpu":  # on the CPU the run returns when it is done
             self._binding.synchronize_outputs()
 
-    def device_ms(self, launches: int) -> dict[str, float]:
+    def device_ms(self, launches: int) -> dict[str, list[float]]:
         return {}
 
     def outputs(self) -> Arrays:
+        if self._memory != "cpu":
+            return dict(zip(self._output_names, self._binding.copy_outputs_to_cpu(), strict=True))
         values = self._binding.get_outputs()  # in the order they were bound
         return {name: np.array(value.numpy()) for name, value in zip(self._output_names, values, strict=True)}
 
     def facts(self) -> dict[str, Any]:
-        return _facts(self._session, self._provider)
+        compiled = {} if self.compiled_at is None else {"compiled_at": self.compiled_at}
+        return _facts(self._session, self._provider) | {"launch": self._launch} | compiled
 
     def memory_mb(self) -> dict[str, float]:
         return {}
 
+    def profile(self) -> list[dict[str, Any]]:
+        """The events of ONNX Runtime's profile, for which the session must have been made. Ends it."""
+        return json.loads(Path(self._session.end_profiling()).read_text(encoding="utf-8"))
+
     def close(self) -> None:
         self._binding = self._session = None
         self._buffers = {}
+
+
+def _folder(onnxruntime: Any) -> Path:
+    """Where ONNX Runtime's libraries are."""
+    return Path(onnxruntime.__file__).parent / "capi"
+
+
+def _tells_placement(session: Any) -> bool:
+    return hasattr(session, "get_provider_graph_assignment_info")
+
+
+def _placed(session: Any) -> list[tuple[str, str, str]]:
+    """Name, type and provider of each node, as ONNX Runtime 1.27 and later tell."""
+    parts = session.get_provider_graph_assignment_info()
+    return [(node.name, node.op_type, part.ep_name) for part in parts for node in part.get_nodes()]
 
 
 def _make(source: Source, options: Any, provider: tuple[str, dict[str, str]]) -> Any:
@@ -216,18 +346,9 @@ def _make(source: Source, options: Any, provider: tuple[str, dict[str, str]]) ->
     )
 
 
-def _provider_options(provider: str, rung: Rung) -> dict[str, str]:
-    """Options in which a provider's default is not what the rung's precision says (CUDA's TF32 is on)."""
-    if provider == CUDA and rung.precision != "tf32-conv":  # use_tf32 does not tell convolutions from the rest
-        return {"use_tf32": "1" if rung.precision == "tf32" else "0"}
-    if rung.precision.startswith("tf32"):
-        raise StepError(f"ONNX Runtime's {provider} has no precision {rung.precision}", permanent=True)
-    return {}
-
-
-def _session_options(source: Source, rung: Rung, batch: int) -> Any:
+def _session_options(source: Source, rung: Rung, batch: int, provider: Provider) -> Any:
     onnxruntime = checks.runtime("onnxruntime")
-    checks.check_options(rung, _OPTIONS, "ONNX Runtime")
+    checks.check_options(rung, (*_OPTIONS, *provider.options), f"ONNX Runtime's {provider.name}")
     level = rung.options.get("graph_optimization_level", "all")
     if level not in _LEVELS:
         raise StepError(f"graph_optimization_level must be one of {', '.join(_LEVELS)}, not {level!r}", permanent=True)
@@ -268,7 +389,7 @@ def _dtype(tensor: Any) -> np.dtype:
     return np.dtype(_DTYPES[tensor.type])
 
 
-def _facts(session: Any, provider: str) -> dict[str, Any]:
+def _facts(session: Any, provider: Provider) -> dict[str, Any]:
     options = session.get_session_options()
     try:
         spinning = options.get_session_config_entry(_SPINNING)
@@ -278,7 +399,11 @@ def _facts(session: Any, provider: str) -> dict[str, Any]:
         "threads": options.intra_op_num_threads,
         "inter_op_threads": options.inter_op_num_threads,
         "provider": session.get_providers()[0],
-        "provider_options": session.get_provider_options()[provider],
+        "provider_options": {
+            name: value
+            for name, value in session.get_provider_options()[provider.name].items()
+            if not name.endswith(("_cache_dir", "_cache_path"))  # another folder each time
+        },
         "execution_mode": options.execution_mode.name,
         "graph_optimization_level": options.graph_optimization_level.name,
         "allow_spinning": spinning,
@@ -286,7 +411,7 @@ def _facts(session: Any, provider: str) -> dict[str, Any]:
     }
 
 
-def _nodes(events: list[dict[str, Any]]) -> list[Node]:
+def _nodes(events: list[dict[str, Any]], provider: Provider) -> list[Node]:
     """One node for each kernel of a profile of 1 + _PROFILED_RUNS runs, its time without the first run."""
     kernels: dict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
     for event in events:
@@ -296,13 +421,15 @@ def _nodes(events: list[dict[str, Any]]) -> list[Node]:
     for (name, _), calls in kernels.items():
         arguments = calls[-1]["args"]
         counted = calls[len(calls) // (1 + _PROFILED_RUNS) :]
+        time_ms = sum(call["dur"] for call in counted) / _PROFILED_RUNS / 1e3
+        compiled = provider.compiles and arguments["provider"] == provider.name
         nodes.append(
             Node(
                 name=name,
                 type=arguments["op_name"],
-                precision=_precision(arguments["op_name"], arguments["output_type_shape"]),
+                precision=None if compiled else _precision(arguments["op_name"], arguments["output_type_shape"]),
                 provider=arguments["provider"],
-                time_ms=sum(call["dur"] for call in counted) / _PROFILED_RUNS / 1e3,
+                time_ms=time_ms if provider is CPU else None,
                 origin=_origin(name),
             )
         )
