@@ -1,0 +1,401 @@
+"""Results of several hosts side by side: which may be compared, which rungs correspond, and how they stand.
+
+Pure but for ``read_source``. Rungs correspond by what they are, not by what they are called: a role is a precision, a
+launch and a kind. The runs of two hosts share no round, so they are compared as independent samples
+(``ladder.statistics.welch_interval``). docs/cross_stack.md says the same for readers.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, get_args
+
+import numpy as np
+
+from ladder import statistics
+from ladder.attribution import flagged
+from ladder.config import Precision
+from ladder.errors import StepError
+from ladder.files import canonical_json, read_json
+from ladder.tables import FLAGS
+
+Row = dict[str, Any]
+
+STOCK, TUNED, COMPILED, ANY = "stock", "tuned", "compiled", "any"
+# what a run is known by, and what two copies of its row must agree on
+RUN = ("host", "device_uuid", "sitting", "platform", "model", "ladder", "rung", "batch", "round")
+MEASURED = ("started_at", "iterations", "median_ms", "throughput_ips", "fp32_onnx_sha256", "artifact_sha256")
+MEDIANS = ("throughput_ips", "power_w", "energy_j_per_image", "ips_per_w", "peak_compute_pct", "peak_bandwidth_pct")
+AUDITED = ("flops_at_precision_pct", "nodes_at_precision_pct")
+FINGERPRINT = ("machine", "processor", "logical_cpus", "os", "kernel")  # of a host's state
+
+PROTOCOL = "protocol"
+REMEDIES = {
+    "fp32_onnx_sha256": "start both hosts from one export: see 'One model for all hosts' in docs/cross_stack.md",
+    "weights": "give the model the same weights on both hosts and measure again",
+    "input": "give the model the same input size on both hosts and measure again",
+    "measure": "measure both hosts with the same 'measure' section",
+    "timing_code": "measure both hosts with one version of this repository",
+    PROTOCOL: "its tables do not say how it was timed: bring its summary.json along, and where that has no protocol "
+    "call the workflow again on that host with this version",
+}
+
+
+class Side(NamedTuple):
+    """One device as one platform: what is compared."""
+
+    platform: str
+    host: str
+    device_uuid: str
+
+
+def side_of(row: Mapping[str, Any]) -> Side:
+    return Side(*(row[key] for key in Side._fields))
+
+
+@dataclass(frozen=True)
+class Source:
+    """The tables of one results folder: where they lie, the rows of results.csv as text, and summary.json."""
+
+    name: str
+    rows: Sequence[Mapping[str, str]]
+    summary: Mapping[str, Any]
+
+    @property
+    def hosts(self) -> Sequence[Mapping[str, Any]]:
+        return self.summary.get("hosts", [])
+
+    def host(self, side: Side) -> Mapping[str, Any]:
+        """What the summary says of a side's host: its ``state`` is empty where it does not tell."""
+        return next((host for host in self.hosts if side_of(host) == side), {"state": {}})
+
+    def device_name(self, side: Side) -> str | None:
+        """The name of the GPU, else of the processor; None where the summary does not tell."""
+        state = self.host(side)["state"]
+        return state.get("gpu.name") or state.get("processor")
+
+
+class Role(NamedTuple):
+    """What rungs of different platforms have in common. ``any`` launch and kind: the fastest of the precision."""
+
+    precision: str
+    launch: str
+    kind: str
+    transfers: str
+
+
+@dataclass(frozen=True)
+class Run:
+    """One row of results.csv with numbers as numbers (None where empty), where it came from, and its terms."""
+
+    row: Row
+    source: Source
+    audit: Mapping[str, Any]  # of its rung: verdict and shares at the precision; empty where not known
+    terms: Mapping[str, Any]  # what it must have in common with whatever it is compared with, by name
+
+    @property
+    def side(self) -> Side:
+        return side_of(self.row)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    rows: list[Row]  # of cross_stack.csv
+    refused: list[Row]  # of cross_stack_refused.csv
+    sides: dict[Side, Source]  # in the order of reading, each with the first source that it was found in
+    reference: Side
+    notes: list[str]  # what a reader must know of the hosts
+
+
+def read_source(folder: Path) -> Source:
+    """The tables in a results folder, made by this or an earlier version. Raises StepError where they are no tables.
+
+    Without a summary.json, as beside tables of an earlier version, the summary is empty.
+    """
+    table, about = folder / "results.csv", folder / "summary.json"
+    try:
+        with open(table, newline="", encoding="utf-8") as stream:
+            rows = list(csv.DictReader(stream))
+        summary = read_json(about) if about.is_file() else {}
+    except (OSError, ValueError, csv.Error) as error:
+        raise StepError(f"{folder}: no tables of a run ({error}); bring its results.csv and summary.json") from None
+    needed = {*RUN, *MEASURED, "weights", *(role for role in Role._fields if role != "kind"), "compiler", "options"}
+    if rows and (missing := needed - set(rows[0])):
+        raise StepError(f"{table} has no column {', '.join(sorted(missing))}; bring the results.csv of a run")
+    if summary and summary["measured"]["runs"] != len(rows):
+        raise StepError(
+            f"{about} tells of {summary['measured']['runs']} runs, results.csv beside it holds {len(rows)}; "
+            "bring both from the same call"
+        )
+    return Source(str(folder), rows, summary)
+
+
+def compare(sources: Sequence[Source], reference: str | None = None) -> Comparison:
+    """Set the sources side by side. ``reference`` names the platform that others are compared with; None: the first.
+
+    A run that several sources hold counts once. Raises StepError where two sources contradict each other, the
+    reference is not there, or nothing is left that can be compared; then the message names every refusal.
+    """
+    runs = merged(sources)
+    known = list(dict.fromkeys(run.side for run in runs))
+    if reference is not None and reference not in {side.platform for side in known}:
+        names = ", ".join(dict.fromkeys(side.platform for side in known)) or "none"
+        raise StepError(f"cross_stack.reference: no result of platform '{reference}'; there are: {names}")
+    admitted, refused = admit(runs, reference)
+    sides: dict[Side, Source] = {}
+    for run in admitted:
+        sides.setdefault(run.side, run.source)
+    chosen = next((side for side in sides if reference in (None, side.platform)), None)
+    rows = [row for group in _roles(admitted) for row in _standing(*group, chosen)]
+    if chosen is None or not any(row["ratio"] is not None for row in rows):
+        raise StepError(_nothing(known, refused))
+    return Comparison(rows, refused, sides, chosen, conflicts(sources))
+
+
+def merged(sources: Sequence[Source]) -> list[Run]:
+    """The runs of all sources, each once. Raises StepError where two sources say different things of one run."""
+    found: dict[tuple[Any, ...], Run] = {}
+    for source in sources:
+        protocol, audits = source.summary.get("protocol"), _audits(source.summary)
+        for text in source.rows:
+            row = _parsed(text)
+            known_by = tuple(row[key] for key in RUN)
+            audit = audits.get(tuple(row[key] for key in ("platform", "model", "ladder", "batch", "rung")), {})
+            run = Run(row, source, audit, _terms(row, protocol))
+            other = found.setdefault(known_by, run)
+            if differing := [key for key in MEASURED if other.row[key] != row[key]]:
+                raise StepError(
+                    f"{source.name} and {other.source.name} say different things of one run ({_named(row)}): "
+                    f"{', '.join(differing)}; bring each host's results once, unchanged"
+                )
+    return list(found.values())
+
+
+def admit(runs: Sequence[Run], reference: str | None = None) -> tuple[list[Run], list[Row]]:
+    """The runs that may be compared, and a row for everything that keeps others out.
+
+    A run whose terms are not all known is refused. Of each model the terms are those of its first run that tells all,
+    on the reference if there is one: whatever differs from them is refused, with each difference named.
+    """
+    bases: dict[str, Run] = {}
+    for run in sorted(runs, key=lambda run: (None in run.terms.values(), reference not in (None, run.side.platform))):
+        bases.setdefault(run.row["model"], run)
+    admitted: list[Run] = []
+    refusals: dict[tuple[Any, ...], int] = defaultdict(int)
+    for run in runs:
+        base = bases[run.row["model"]]
+        differences = list(_differences(run, base))
+        for field, expected in differences:
+            terms = field, run.terms.get(field), expected, base.side.platform
+            refusals[(run.source.name, *run.side, run.row["model"], *terms)] += 1
+        if not differences:
+            admitted.append(run)
+    columns = ("source", *Side._fields, "model", "field", "found", "expected", "against")
+    refused = [
+        dict(zip(columns, key, strict=True)) | {"runs": count, "remedy": REMEDIES[key[5].partition(".")[0]]}
+        for key, count in refusals.items()
+    ]
+    return admitted, refused
+
+
+def conflicts(sources: Sequence[Source]) -> list[str]:
+    """A line for each host name that stands for two machines or devices, as far as the summaries and rows tell."""
+    devices: dict[tuple[str, str], set[str]] = defaultdict(set)
+    states: dict[str, dict[str, dict[str, str]]] = defaultdict(lambda: defaultdict(dict))
+    for source in sources:
+        for row in source.rows:
+            devices[row["host"], row.get("device", "")].add(row["device_uuid"])
+        for host in source.hosts:
+            for name in FINGERPRINT:
+                if (reading := host["state"].get(name)) is not None:
+                    states[host["host"]][name].setdefault(_said(reading), source.name)
+    lines = []
+    for name, held in states.items():
+        differing = [
+            f"{reading} {' and '.join(f'{value} ({where})' for value, where in values.items())}"
+            for reading, values in held.items()
+            if len(values) > 1
+        ]
+        if differing:
+            lines.append(f"The host name {name} stands for different machines: {'; '.join(differing)}")
+    for (name, device), uuids in devices.items():
+        if len(uuids) > 1:
+            booted = " (a CPU's id changes when its host boots)" if device == "cpu" else ""
+            lines.append(
+                f"The host name {name} stands for several {device} devices{booted}: {', '.join(sorted(uuids))}"
+            )
+    return lines
+
+
+def role_of(row: Mapping[str, Any]) -> Role:
+    """The role of a run by its factors. Stock is what a runtime does without a compiler or options."""
+    kind = COMPILED if row["compiler"] != "none" else TUNED if json.loads(row["options"] or "{}") else STOCK
+    return Role(row["precision"], row["launch"], kind, row["transfers"])
+
+
+def _roles(runs: Iterable[Run]) -> Iterator[tuple[str, int, Role, dict[Side, list[list[Run]]]]]:
+    """Model, batch, role, and of each side the candidates for it: the runs of one rung each."""
+    found: dict[tuple[str, int, Role], dict[Side, dict[tuple[str, str], list[Run]]]] = {}
+    for run in runs:
+        role = role_of(run.row)
+        for each in (Role(role.precision, ANY, ANY, role.transfers), role):
+            sides = found.setdefault((run.row["model"], run.row["batch"], each), {})
+            sides.setdefault(run.side, {}).setdefault((run.row["ladder"], run.row["rung"]), []).append(run)
+    for (model, batch, role), sides in sorted(found.items(), key=lambda item: _place(*item[0])):
+        yield model, batch, role, {side: list(rungs.values()) for side, rungs in sides.items()}
+
+
+def _place(model: str, batch: int, role: Role) -> tuple[Any, ...]:
+    """What rows are sorted by: precisions in the configuration's order, and of each the fastest first."""
+    order = get_args(Precision)
+    precision = order.index(role.precision) if role.precision in order else len(order)
+    return model, batch, precision, role.precision, role.transfers, role.launch, role.kind
+
+
+def _standing(
+    model: str, batch: int, role: Role, candidates: dict[Side, list[list[Run]]], reference: Side | None
+) -> Iterator[Row]:
+    """A row a side for one role, each for the fastest of its candidates that did what its name says."""
+    chosen = {side: best for side, rungs in candidates.items() if (best := _fastest(rungs))}
+    base = chosen.get(reference) if reference else None
+    for side, runs in chosen.items():
+        used = _usable(runs)
+        head = used[0]
+        ratio = _ratio(_medians(base), _medians(runs)) if base and side != reference else dict.fromkeys(RATIO)
+        yield {
+            "model": model, "weights": head.row["weights"], "batch": batch, **role._asdict(), **side._asdict(),
+            "device_name": head.source.device_name(side),
+            **{key: head.row[key] for key in ("device", "stack", "ladder", "rung", "shape")},
+            "audit_verdict": head.audit.get("verdict"), **{key: head.audit.get(key) for key in AUDITED},
+            "rounds": len(used), "rounds_excluded": len(runs) - len(used), **_latency(_medians(runs)),
+            **{key: _median([run.row.get(key) for run in used]) for key in MEDIANS},
+            "peak_source": head.row.get("peak_source"),
+            "reference": reference.platform if reference and base else None, **ratio,
+            "fp32_onnx_sha256": head.row["fp32_onnx_sha256"], "source": head.source.name,
+        }  # fmt: skip
+
+
+RATIO = ("ratio", "ratio_low", "ratio_high", "verdict")
+
+
+def _ratio(base: np.ndarray, medians: np.ndarray) -> Row:
+    """How many times as fast as the reference: its latency over this one's, with an interval from two rounds on."""
+    logs = np.log(base), np.log(medians)
+    found = {"ratio": float(np.exp(logs[0].mean() - logs[1].mean())), "verdict": statistics.TOO_FEW_ROUNDS}
+    if min(len(base), len(medians)) < 2:
+        return dict.fromkeys(RATIO) | found
+    interval = statistics.welch_interval(*logs)
+    low, high = float(interval.low), float(interval.high)
+    told = statistics.verdict(low, high, min(len(base), len(medians)))
+    return found | {"ratio_low": float(np.exp(low)), "ratio_high": float(np.exp(high)), "verdict": told}
+
+
+def _latency(medians: np.ndarray) -> Row:
+    """Geometric mean of run medians, ms, with its interval from two rounds on."""
+    logs = np.log(medians)  # each a log ratio to 1 ms
+    ends: tuple[float | None, float | None] = (None, None)
+    if len(logs) > 1:
+        interval = statistics.paired_interval(logs)
+        ends = float(np.exp(interval.low)), float(np.exp(interval.high))
+    return {"median_ms": float(np.exp(logs.mean())), "median_low_ms": ends[0], "median_high_ms": ends[1]}
+
+
+def _fastest(rungs: Sequence[list[Run]]) -> list[Run] | None:
+    """The runs of the rung with the lowest latency, of those whose audit does not warn where there is one."""
+    usable = [runs for runs in rungs if _usable(runs)]
+    return min(usable, key=lambda runs: (_warned(runs[0]), np.log(_medians(runs)).mean()), default=None)
+
+
+def _warned(run: Run) -> bool:
+    return run.audit.get("verdict") == "warn"
+
+
+def _usable(runs: Sequence[Run]) -> list[Run]:
+    """Runs whose latencies are the rung's own: neither throttled nor contended."""
+    return [run for run in runs if not any(flagged(run.row.get(flag)) for flag in FLAGS)]
+
+
+def _medians(runs: Sequence[Run]) -> np.ndarray:
+    return np.array([run.row["median_ms"] for run in _usable(runs)])
+
+
+def _median(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return float(np.median(known)) if known else None
+
+
+def _terms(row: Row, protocol: Mapping[str, Any] | None) -> Row:
+    """What a run must have in common with whatever it is compared with; None where it is not known."""
+    terms = {"fp32_onnx_sha256": row["fp32_onnx_sha256"], "weights": row["weights"]}
+    if protocol is None:
+        return terms | {PROTOCOL: None}
+    size = protocol["inputs"].get(row["model"])
+    return (
+        terms
+        | {"input": None if size is None else ", ".join(f"{axis} {length}" for axis, length in sorted(size.items()))}
+        | {f"measure.{name}": _said(value) for name, value in protocol["measure"].items()}
+        | {"timing_code": protocol["timing_code"]}
+    )
+
+
+def _differences(run: Run, base: Run) -> Iterator[tuple[str, Any]]:
+    """Each term that keeps a run out, with what it would have to be: None where it is not known."""
+    both_told = PROTOCOL not in {**run.terms, **base.terms}
+    for name in {**base.terms, **run.terms} if both_told else run.terms:
+        found, expected = run.terms.get(name), base.terms.get(name)
+        unknown = name in run.terms and found is None
+        if unknown or (found != expected and (both_told or name in base.terms)):
+            yield name, expected
+
+
+def _parsed(text: Mapping[str, str]) -> Row:
+    numbers = {*MEDIANS, "median_ms"}
+    row: Row = {key: value or None for key, value in text.items()}
+    try:
+        row |= {key: float(row[key]) for key in numbers if row.get(key) is not None}
+        row |= {key: int(row[key]) for key in ("batch", "round")}
+    except (TypeError, ValueError) as error:
+        raise StepError(f"results.csv: a run ({_named(row)}) with a figure that is no number: {error}") from None
+    if not (row["median_ms"] or 0) > 0:
+        raise StepError(f"results.csv: a run ({_named(row)}) without a latency: median_ms is {row['median_ms']}")
+    return row
+
+
+def _audits(summary: Mapping[str, Any]) -> dict[tuple[Any, ...], Row]:
+    """What the audits found of each rung, by platform, model, ladder, batch and rung."""
+    return {
+        (entry["platform"], entry["model"], entry["ladder"], entry["batch"], rung["name"]): rung
+        for entry in summary.get("ladders", [])
+        for rung in entry["rungs"]
+    }
+
+
+def _named(row: Mapping[str, Any]) -> str:
+    return ", ".join(f"{key} {row[key]}" for key in ("host", "platform", "model", "rung", "batch", "round"))
+
+
+def _said(value: Any) -> str:
+    return value if isinstance(value, str) else canonical_json(value)
+
+
+def refusal(row: Mapping[str, Any]) -> str:
+    """One refusal in words."""
+    where = f"{row['platform']} on {row['host']} ({row['source']}), {row['model']}"
+    runs = f"{row['runs']} run{'s' * (row['runs'] != 1)}"
+    if row["found"] is None:
+        return f"{where}: {row['field']} unknown ({runs}); {row['remedy']}"
+    return f"{where}: {row['field']} is {row['found']}, {row['expected']} on {row['against']} ({runs}); {row['remedy']}"
+
+
+def _nothing(sides: Sequence[Side], refused: Sequence[Row]) -> str:
+    """Why nothing can be compared."""
+    if not sides:
+        return "nothing to compare: name the folders of other hosts' results under cross_stack.results"
+    told = ", ".join(f"{side.platform} on {side.host}" for side in sides)
+    why = [f"  {refusal(row)}" for row in refused] or ["  no two of them have a rung of the same role and batch"]
+    return "\n".join([f"nothing can be compared; found were results of {told}:", *why])

@@ -1,0 +1,226 @@
+"""The page that sets several hosts side by side: one self-contained HTML file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import altair as alt
+
+from ladder import statistics
+from ladder.cross_stack import ANY, Comparison, Role, Side, Source, side_of
+from ladder.report.build import caption_html
+from ladder.report.figures import LABEL_SIZE, RUNG_COLOURS, RUNG_SHAPES, finished
+from ladder.report.page import Block, Column, Figure, Spec, page, table
+from ladder.report.text import WARNED, caveats, marked, number, percent, processor, ran_in, releases, weights_note
+
+Row = dict[str, Any]
+
+PLATFORM_COLUMNS = (
+    Column("platform", "platform"),
+    Column("device", "device"),
+    Column("host", "host"),
+    Column("versions", "versions"),
+    Column("measured", "measured"),
+    Column("value", "results"),
+)
+REFUSED_COLUMNS = (
+    Column("platform", "platform"),
+    Column("model", "model"),
+    Column("runs", "runs", True),
+    Column("field", "differs in"),
+    Column("found", "is"),
+    Column("expected", "would have to be"),
+    Column("remedy", "what to do"),
+    Column("value", "results"),
+)
+HASH_DIGITS = 12  # of a sha256, as far as a reader compares it
+
+
+def cross_stack_page(found: Comparison, caption: Path) -> str:
+    """The page of a comparison; ``caption`` (.rst) says how to read it. Raises StepError where that is missing."""
+    labels = _labels(list(found.sides))
+    confidence = f"{100 * (1 - statistics.ALPHA):g} %"
+    context = [
+        *(f"Platform {labels[side]}: {processor(source.host(side))}" for side, source in found.sides.items()),
+        f"Reference: {labels[found.reference]}. Intervals hold with {confidence} confidence",
+        *(f"{WARNED} {note}" for note in found.notes),
+        *(
+            f"{label}: {line}"
+            for side, source in found.sides.items()
+            for label in (labels[side],)
+            for line in caveats(source.summary)
+        ),
+    ]
+    blocks = [
+        _standing(model, batch, list(rows), labels, found.reference)
+        for (model, batch), rows in groupby(found.rows, key=lambda row: (row["model"], row["batch"]))
+    ]
+    blocks += [_platforms(found.sides, labels), _refused(found.refused)]
+    return page("Platforms side by side", caption_html(caption), context, blocks)
+
+
+def _labels(sides: Sequence[Side]) -> dict[Side, str]:
+    """What a side is called: its platform, with as much more as it takes to tell it from the others."""
+    found = {}
+    for side in sides:
+        namesakes = [other for other in sides if other.platform == side.platform]
+        hosts = [other.host for other in namesakes]
+        more = (f" on {side.host}" if len(namesakes) > 1 else "") + (
+            f" ({side.device_uuid[:HASH_DIGITS]})" if hosts.count(side.host) > 1 else ""
+        )
+        found[side] = side.platform + more
+    return found
+
+
+def role_name(row: Row) -> str:
+    """A role in words, e.g. ``fp32, graph, compiled``."""
+    role = Role(*(row[key] for key in Role._fields))
+    parts = [role.precision, "fastest"] if role.kind == ANY else [role.precision, role.launch, role.kind]
+    return ", ".join([*parts, *(["with transfers"] if role.transfers == "included" else [])])
+
+
+def _standing(model: str, batch: int, rows: Sequence[Row], labels: Mapping[Side, str], reference: Side) -> Block:
+    columns = (
+        Column("role", "role"),
+        Column("platform", "platform"),
+        Column("rung", "rung"),
+        Column("latency", "latency, ms", True),
+        Column("ratio", f"times as fast as {labels[reference]}", True),
+        Column("verdict", "verdict"),
+        Column("ips", "images/s", True),
+        Column("ips_per_w", "images/s/W", True),
+        Column("compute", "of the compute peak", True),
+        Column("bandwidth", "of the bandwidth peak, at least", True),
+        Column("ran_in", "ran in"),
+        Column("rounds", "rounds", True),
+    )
+    drawn = [row | {"role": role_name(row), "label": labels[side_of(row)]} for row in rows]
+    cells = [
+        {
+            "role": row["role"],
+            "platform": row["label"],
+            "rung": marked({"name": row["rung"], "verdict": row["audit_verdict"]}),
+            "latency": _with_interval(row["median_ms"], row["median_low_ms"], row["median_high_ms"]),
+            "ratio": _with_interval(row["ratio"], row["ratio_low"], row["ratio_high"]),
+            "verdict": row["verdict"] or "",
+            "ips": number(row["throughput_ips"]),
+            "ips_per_w": number(row["ips_per_w"]),
+            "compute": percent(row["peak_compute_pct"]),
+            "bandwidth": percent(row["peak_bandwidth_pct"]),
+            "ran_in": ran_in(row | {"requested_precision": row["precision"]}),
+            "rounds": str(row["rounds"]),
+        }
+        for row in drawn
+    ]
+    held = [column for column in columns if any(cell[column.key] for cell in cells)]
+    fastest = [row["kind"] == ANY for row in rows]
+    charts = [
+        Figure(title, _chart(drawn, list(labels.values()), *encoded))
+        for title, encoded in (
+            ("Latency", ("median_ms", "latency, ms (logarithmic)", ("median_low_ms", "median_high_ms"))),
+            ("Throughput", ("throughput_ips", "throughput, images/s (logarithmic)")),
+            ("Throughput per watt", ("ips_per_w", "images/s/W (logarithmic)")),
+        )
+        if any(row[encoded[0]] is not None for row in drawn)
+    ]
+    weights = f". Weights {weights_note(rows[0]['weights'])}"
+    shown = [
+        table(held, [cell for cell, is_one in zip(cells, fastest, strict=True) if is_one == wanted], caption + weights)
+        for wanted, caption in ((True, "The fastest of each precision"), (False, "Role by role"))
+    ]
+    return Block(f"{model}, batch {batch}", figures=charts, tables=shown)
+
+
+def _with_interval(value: float | None, low: float | None, high: float | None) -> str:
+    """E.g. ``31.2 (30.1 to 32.4)``; no interval where there is none."""
+    if value is None or low is None or high is None:
+        return number(value)
+    return f"{number(value)} ({number(low)} to {number(high)})"
+
+
+def _chart(rows: Sequence[Row], labels: Sequence[str], value: str, title: str, ends: Sequence[str] = ()) -> Spec:
+    """A dot a platform in each role, with its interval between the columns ``ends`` and its value beside it."""
+    points = [
+        row | {"text": number(row[value]), "edge": max(row[each] or row[value] for each in (value, *ends))}
+        for row in rows
+        if row[value] is not None
+    ]
+    low, high = min(row[value] for row in points), max(row["edge"] for row in points)
+    reach = max(high / low, 2.0)
+    order = list(dict.fromkeys(row["role"] for row in points))
+    shown = [label for label in labels if any(row["label"] == label for row in points)]
+    y = alt.Y("role:N").sort(order).title(None).axis(labelLimit=170, ticks=False, domain=False, grid=True)
+    x = (
+        alt.X(f"{value}:Q")
+        .title(title)
+        .scale(type="log", domain=[low / reach**0.05, high * reach**0.25], nice=False)  # room for the last value
+        .axis(tickCount=5, format="~g", grid=False, labelOverlap=True)
+    )
+    # by all labels, so that a platform looks the same in every chart
+    colours, shapes = (
+        {label: one[index % len(one)] for index, label in enumerate(labels)} for one in (RUNG_COLOURS, RUNG_SHAPES)
+    )
+    colour = alt.Color("label:N").title(None).scale(domain=shown, range=[colours[label] for label in shown])
+    shape = alt.Shape("label:N").title(None).scale(domain=shown, range=[shapes[label] for label in shown])
+    tooltip = [alt.Tooltip("label:N", title="platform"), "role:N", "rung:N", alt.Tooltip(f"{value}:Q", title=title)]
+    base = alt.Chart(alt.NamedData("points")).encode(y=y, yOffset=alt.YOffset("label:N").sort(shown), x=x)
+    layers = [
+        base.mark_point(filled=True, size=80, opacity=1).encode(color=colour, shape=shape, tooltip=tooltip),
+        base.mark_text(align="left", dx=9, fontSize=LABEL_SIZE).encode(x="edge:Q", text="text:N"),
+    ]
+    if ends:
+        known = base.transform_filter(alt.FieldValidPredicate(field=ends[0], valid=True))
+        rule = known.mark_rule(strokeWidth=2, clip=True).encode(x=f"{ends[0]}:Q", x2=f"{ends[1]}:Q", color=colour)
+        layers.insert(0, rule)
+    height = {"step": 20, "for": "offset"}
+    chart = alt.layer(*layers).properties(height=alt.Step.from_dict(height))
+    columns = ("role", "label", "rung", "text", "edge", value, *ends)
+    return finished(
+        chart, f"{title} of {', '.join(shown)} by role", points=[{key: row[key] for key in columns} for row in points]
+    )
+
+
+def _platforms(sides: Mapping[Side, Source], labels: Mapping[Side, str]) -> Block:
+    cells = []
+    for side, source in sides.items():
+        summary = source.summary
+        told = sorted(summary["versions"].get(side.platform, {}).items())
+        days = [summary["measured"][end][:10] for end in ("first", "last")]
+        cells.append(
+            {
+                "platform": labels[side],
+                "device": processor(source.host(side)),
+                "host": side.host,
+                "versions": ", ".join(f"{name} {text}" for name, value in told if (text := releases(value))),
+                "measured": " to ".join(dict.fromkeys(days)),
+                "value": source.name,
+            }
+        )
+    return Block("Platforms", tables=[table(PLATFORM_COLUMNS, cells, "What was compared")])
+
+
+def _refused(refused: Sequence[Row]) -> Block:
+    if not refused:
+        return Block("Refused", text=["Nothing: all results could be compared."])
+    cells = [
+        {
+            "platform": row["platform"],
+            "model": row["model"],
+            "runs": str(row["runs"]),
+            "field": row["field"],
+            "found": _short(row["found"]) or "unknown",
+            "expected": f"{_short(row['expected'])} ({row['against']})" if row["expected"] is not None else "known",
+            "remedy": row["remedy"],
+            "value": row["source"],
+        }
+        for row in refused
+    ]
+    return Block("Refused", tables=[table(REFUSED_COLUMNS, cells, "Results that cannot be compared")])
+
+
+def _short(value: str | None) -> str:
+    """A hash as far as it is compared by eye, anything else as it is."""
+    return value[:HASH_DIGITS] if value and len(value) == 64 else value or ""

@@ -1,0 +1,26 @@
+# Results of several hosts side by side. Needs their tables alone: it plans no round and makes no table of this host.
+
+
+localrules:
+    cross_stack,
+
+
+rule cross_stack:
+    input:
+        results=fetched("results.csv"),
+        summaries=fetched("summary.json"),
+    output:
+        table="results/cross_stack.csv",
+        refused="results/cross_stack_refused.csv",
+        page="results/cross_stack.html",
+    log:
+        "logs/cross_stack.log",
+    params:
+        own=lambda w: steps.own_tables(),
+        reference=lambda w: f"--reference {name}" if (name := matrix.config.cross_stack.reference) else "",
+        code=code("cross_stack"),
+        captions=lambda w: text_hash("docs/captions"),
+    shell:
+        "$PYTHON $SCRIPTS/cross_stack.py --own results --results {input.results:q} {params.reference}"
+        " --caption $SCRIPTS/../docs/captions/cross_stack.rst --output {output.table:q} --refused {output.refused:q}"
+        " --page {output.page:q}"

@@ -1,0 +1,47 @@
+"""Set the results of several hosts side by side: tables and a page. Nothing is measured."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+import _repository  # noqa: F401
+
+from ladder import locks, tables
+from ladder.aggregate import write_table
+from ladder.cross_stack import compare, read_source, refusal
+from ladder.errors import StepError
+from ladder.files import write_text
+from ladder.report.cross_stack import cross_stack_page
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--own", type=Path, required=True, help="folder of this host's results, taken if there are any")
+    parser.add_argument("--results", type=Path, nargs="*", required=True, help="results.csv of other hosts")
+    parser.add_argument("--reference", help="platform that the others are compared with; the first if left out")
+    parser.add_argument("--caption", type=Path, required=True, help="how to read the page (.rst)")
+    parser.add_argument("--output", type=Path, required=True, help="the table (CSV)")
+    parser.add_argument("--refused", type=Path, required=True, help="what is not in it, and why (CSV)")
+    parser.add_argument("--page", type=Path, required=True, help="the page (HTML)")
+    arguments = parser.parse_args()
+    own = [arguments.own] if (arguments.own / "results.csv").is_file() else []
+    waiting = "cross_stack: waiting, another workflow of this host is measuring"
+    with locks.host_lock(exclusive=False, waiting=waiting):
+        try:
+            sources = [read_source(folder) for folder in [*own, *(path.parent for path in arguments.results)]]
+            found = compare(sources, arguments.reference)
+            page = cross_stack_page(found, arguments.caption)
+        except StepError as error:
+            sys.exit(str(error))
+        write_table(arguments.output, tables.CROSS_STACK, found.rows)
+        write_table(arguments.refused, tables.CROSS_STACK_REFUSED, found.refused)
+        write_text(arguments.page, page)
+    for line in [*found.notes, *map(refusal, found.refused)]:
+        print(line, file=sys.stderr)
+    print(f"Cross-stack: {arguments.page}, {arguments.output}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

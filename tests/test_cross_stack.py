@@ -1,0 +1,374 @@
+"""Several hosts side by side: what is compared, what corresponds, what is refused. No number here was measured."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import vl_convert
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+from scipy import stats
+
+from ladder import statistics, tables
+from ladder.config import load
+from ladder.cross_stack import Role, Source, admit, compare, conflicts, merged, read_source, refusal, role_of
+from ladder.errors import ConfigError, StepError
+from ladder.files import write_json
+from ladder.report.cross_stack import cross_stack_page, role_name
+
+REPOSITORY = Path(__file__).parents[1]
+CAPTION = REPOSITORY / "docs" / "captions" / "cross_stack.rst"
+PROTOCOL = {
+    "measure": {"warmup": 3, "iterations": None, "max_seconds": 2.5},
+    "timing_code": "c0de",
+    "inputs": {"yolo11n": {"height": 640, "width": 640}},
+}
+# rung -> factors, invented ms by platform
+RUNGS = {
+    "cpu": {
+        "pytorch": ({"compiler": "none"}, 80.0),
+        "openvino": ({"compiler": "openvino"}, 45.0),
+        "openvino-int8": ({"compiler": "openvino", "precision": "int8"}, 30.0),
+    },
+    "gpu": {
+        "pytorch": ({"compiler": "none"}, 5.0),
+        "pytorch-graph": ({"compiler": "none", "launch": "graph"}, 2.0),
+        "tensorrt": ({"compiler": "tensorrt"}, 1.9),
+        "tensorrt-graph": ({"compiler": "tensorrt", "launch": "graph"}, 1.6),
+        "tensorrt-static-graph": ({"compiler": "tensorrt", "launch": "graph", "shape": "static"}, 1.2),
+    },
+}
+
+
+def row(platform, rung, number, ms, /, **changed):
+    """A row of results.csv as text, in whatever columns this needs."""
+    factors = {"precision": "fp32", "launch": "eager", "shape": "dynamic", "transfers": "excluded", "options": "{}"}
+    watts = {} if platform == "cpu" else {"power_w": 200.0, "ips_per_w": 1000 / ms / 200}
+    values = {
+        **dict.fromkeys(tables.RESULTS, ""), "platform": platform, "host": f"{platform}-host",
+        "device_uuid": f"{platform}-uuid", "device": "cpu" if platform == "cpu" else "cuda", "model": "yolo11n",
+        "weights": "seeded(0)", "ladder": platform, "rung": rung, "stack": rung, **factors, "batch": 1, "round": number,
+        "sitting": "20300101T000000-1", "started_at": f"2030-01-01T00:00:{number:02}.000+00:00", "iterations": 50,
+        "median_ms": ms, "throughput_ips": 1000 / ms, "peak_compute_pct": 7.5, "throttled": "none",
+        "fp32_onnx_sha256": "ab" * 32, "artifact_sha256": "cd" * 32, **watts, **changed,
+    }  # fmt: skip
+    return {key: str(value) for key, value in values.items()}
+
+
+def source(platform, /, rounds=8, protocol=PROTOCOL, name=None, **changed):
+    rng = np.random.default_rng(len(platform))
+    rows = [
+        row(platform, rung, number, ms * rng.lognormal(0, 0.02), **factors | changed)
+        for rung, (factors, ms) in RUNGS[platform].items()
+        for number in range(1, rounds + 1)
+    ]
+    host = {"platform": platform, "host": rows[0]["host"], "device_uuid": rows[0]["device_uuid"], "rounds": rounds}
+    state = {"processor": f"{platform} processor", "kernel": "6.1", "physical_cores": 2}
+    verdicts = [
+        {"name": rung, "verdict": "pass", "flops_at_precision_pct": 100.0, "nodes_at_precision_pct": 99.0}
+        for rung in RUNGS[platform]
+    ]
+    place = {"platform": platform, "model": "yolo11n", "ladder": platform, "batch": 1}
+    summary = {
+        "protocol": protocol, "hosts": [host | {"state": state}], "versions": {platform: {"torch": "2.99.0+cpu"}},
+        "ladders": [place | {"rungs": verdicts}], "warnings": [], "unsteady_runs": [], "busy_runs": [], "failures": 0,
+        "measured": {"first": "2030-01-01T", "last": "2030-01-02T", "runs": len(rows), "sittings": 1},
+    }  # fmt: skip
+    return Source(name or platform, rows, summary)
+
+
+def of(found, role, platform):
+    return next(r for r in found.rows if Role(*(r[k] for k in Role._fields)) == role and r["platform"] == platform)
+
+
+FASTEST = Role("fp32", "any", "any", "excluded")
+
+
+# --- the interval of two samples that are no pairs ---
+
+samples = arrays.arrays(float, st.integers(2, 12), elements=st.floats(-3, 3, width=32))
+
+
+@settings(max_examples=60, deadline=None)
+@given(samples, samples)
+def test_the_interval_is_scipys_and_turns_around(first, second):
+    found, back = statistics.welch_interval(first, second), statistics.welch_interval(second, first)
+    assert found.low <= found.mean <= found.high
+    assert np.allclose([-back.high, -back.low], [found.low, found.high], atol=1e-12)
+    if min(np.ptp(first), np.ptp(second)) > 1e-3:
+        expected = stats.ttest_ind(first, second, equal_var=False).confidence_interval(1 - statistics.ALPHA)
+        assert np.allclose([found.low, found.high], expected, rtol=1e-6, atol=1e-9)
+    wider = statistics.welch_interval(first, second, statistics.ALPHA / 2)
+    assert wider.low <= found.low and found.high <= wider.high
+
+
+def test_no_spread_gives_an_interval_of_no_width():
+    assert statistics.welch_interval([1.0, 1.0], [3.0, 3.0]) == (-2, -2, -2)
+
+
+@pytest.mark.parametrize(("sizes", "spread"), [((8, 8), 1), ((6, 8), 10), ((8, 6), 10)])
+@pytest.mark.parametrize("tails", ["normal", "heavy"])
+def test_the_same_twice_is_told_apart_in_one_row_of_a_hundred_at_most(sizes, spread, tails):
+    rng = np.random.default_rng(1)
+    draw = rng.standard_normal if tails == "normal" else lambda shape: rng.standard_t(3, shape)
+    found = statistics.welch_interval(spread * draw((40_000, sizes[0])), draw((40_000, sizes[1])))
+    false = np.mean((found.low > 0) | (found.high < 0))
+    assert 0.003 < false < statistics.ALPHA + 0.0025  # one standard error is 0.0005
+
+
+# --- which rungs correspond ---
+
+
+def test_rungs_correspond_by_what_they_are():
+    found = compare([source("cpu"), source("gpu")])
+    stock = Role("fp32", "eager", "stock", "excluded")
+    assert of(found, stock, "gpu")["rung"] == of(found, stock, "cpu")["rung"] == "pytorch"
+    assert of(found, stock, "gpu")["ratio"] == pytest.approx(16, rel=0.1)
+    assert of(found, Role("fp32", "graph", "compiled", "excluded"), "gpu")["rung"] == "tensorrt-static-graph"
+    assert (of(found, FASTEST, "gpu")["rung"], of(found, FASTEST, "cpu")["rung"]) == (
+        "tensorrt-static-graph", "openvino",
+    )  # fmt: skip
+    alone = of(found, Role("fp32", "graph", "stock", "excluded"), "gpu")
+    assert alone["reference"] is alone["ratio"] is alone["verdict"] is None
+    assert [r["precision"] for r in found.rows] == sorted(r["precision"] for r in found.rows)
+    assert {tuple(r) for r in found.rows} and set(found.rows[0]) == set(tables.CROSS_STACK)
+
+
+def test_options_are_not_stock_and_transfers_are_a_role_of_their_own():
+    factors = {"precision": "fp32", "launch": "eager", "compiler": "none", "options": "{}", "transfers": "excluded"}
+    assert role_of(factors).kind == "stock"
+    assert role_of(factors | {"options": '{"channels_last":true}'}).kind == "tuned"
+    assert role_of(factors | {"compiler": "inductor", "options": '{"mode":"max"}'}).kind == "compiled"
+    included = role_of(factors | {"transfers": "included"})
+    assert included != role_of(factors)
+    assert role_name(included._asdict()) == "fp32, eager, stock, with transfers"
+
+
+def test_a_rung_whose_audit_warns_is_the_last_choice():
+    gpu = source("gpu")
+    gpu.summary["ladders"][0]["rungs"][-1]["verdict"] = "warn"
+    found = of(compare([source("cpu"), gpu]), FASTEST, "gpu")
+    assert (found["rung"], found["audit_verdict"]) == ("tensorrt-graph", "pass")
+
+
+# --- how they stand ---
+
+
+def test_a_row_says_what_a_reader_chooses_by():
+    found = compare([source("cpu"), source("gpu")], reference="cpu")
+    gpu, cpu = of(found, FASTEST, "gpu"), of(found, FASTEST, "cpu")
+    assert gpu["ratio_low"] < gpu["ratio"] < gpu["ratio_high"] and gpu["verdict"] == "faster"
+    assert gpu["ratio"] == pytest.approx(cpu["median_ms"] / gpu["median_ms"])
+    assert gpu["median_low_ms"] < gpu["median_ms"] < gpu["median_high_ms"]
+    assert gpu["ips_per_w"] == pytest.approx(gpu["throughput_ips"] / 200, rel=0.02)
+    assert cpu["ips_per_w"] is cpu["power_w"] is cpu["ratio"] is None  # a CPU has no energy, never 0
+    assert (gpu["device_name"], gpu["rounds"], gpu["peak_compute_pct"]) == ("gpu processor", 8, 7.5)
+    turned = of(compare([source("cpu"), source("gpu")], reference="gpu"), FASTEST, "cpu")
+    assert turned["ratio"] == pytest.approx(1 / gpu["ratio"]) and turned["verdict"] == "slower"
+
+
+def test_flagged_runs_do_not_count_and_few_rounds_give_no_verdict():
+    gpu = source("gpu")
+    for r in gpu.rows:
+        if r["round"] in ("1", "2", "3"):
+            r |= {"throttled": "thermal", "median_ms": "900.0"}
+    found = of(compare([source("cpu"), gpu]), FASTEST, "gpu")
+    assert (found["rounds"], found["rounds_excluded"], found["verdict"]) == (5, 3, "too few rounds")
+    assert found["median_ms"] < 2
+    single = of(compare([source("cpu"), source("gpu", rounds=1)]), FASTEST, "gpu")
+    assert single["ratio"] > 1 and single["ratio_low"] is single["median_low_ms"] is None
+
+
+# --- what is refused ---
+
+
+@pytest.mark.parametrize(
+    ("changed", "field", "told"),
+    [
+        ({"fp32_onnx_sha256": "ef" * 32}, "fp32_onnx_sha256", f"is {'ef' * 32}, {'ab' * 32} on cpu (40 runs); start"),
+        ({"weights": "seeded(1)"}, "weights", "is seeded(1), seeded(0) on cpu"),
+        ({"inputs": {"yolo11n": {"height": 320, "width": 640}}}, "input", "is height 320, width 640, height 640"),
+        ({"measure": PROTOCOL["measure"] | {"warmup": 20}}, "measure.warmup", "is 20, 3 on cpu"),
+        ({"timing_code": "f00d"}, "timing_code", "is f00d, c0de on cpu"),
+        ({"fp32_onnx_sha256": ""}, "fp32_onnx_sha256", "unknown (40 runs)"),
+        ({"inputs": {}}, "input", "unknown (40 runs)"),
+    ],
+)
+def test_what_differs_is_refused_by_name(changed, field, told):
+    of_protocol = {key: value for key, value in changed.items() if key in PROTOCOL}
+    of_rows = {key: value for key, value in changed.items() if key not in PROTOCOL}
+    with pytest.raises(StepError, match="nothing can be compared") as error:
+        compare([source("cpu"), source("gpu", protocol=PROTOCOL | of_protocol, **of_rows)])
+    assert f"gpu on gpu-host (gpu), yolo11n: {field} {told}" in str(error.value)
+
+
+def test_every_difference_is_named_and_an_unknown_protocol_hides_none():
+    old = source("gpu", protocol=None, fp32_onnx_sha256="ef" * 32)
+    admitted, refused = admit(merged([old, source("cpu")]))
+    assert {run.side.platform for run in admitted} == {"cpu"}
+    assert [(r["field"], r["found"], r["runs"]) for r in refused] == [
+        ("fp32_onnx_sha256", "ef" * 32, 40), ("protocol", None, 40),
+    ]  # fmt: skip
+    assert "protocol unknown (40 runs); its tables do not say how it was timed" in refusal(refused[1])
+    assert set(refused[0]) == set(tables.CROSS_STACK_REFUSED)
+
+
+def test_the_rest_is_made():
+    other = source("gpu", protocol=None, name="old", platform="old", device_uuid="other")
+    found = compare([source("cpu"), other, source("gpu")])
+    assert {r["platform"] for r in found.rows} == {"cpu", "gpu"}
+    assert {r["platform"] for r in found.refused} == {"old"}
+
+
+def test_nothing_to_compare_ends_in_one_clear_error(tmp_path):
+    with pytest.raises(StepError, match="name the folders of other hosts"):
+        compare([])
+    with pytest.raises(StepError, match="no two of them have a rung of the same role and batch"):
+        compare([source("cpu")])
+    with pytest.raises(StepError, match="no result of platform 'tpu'; there are: cpu"):
+        compare([source("cpu")], reference="tpu")
+    with pytest.raises(StepError, match="bring its results.csv and summary.json"):
+        read_source(tmp_path)
+    (tmp_path / "results.csv").write_text("host,model\nx,y\n")
+    with pytest.raises(StepError, match="has no column .*median_ms"):
+        read_source(tmp_path)
+
+
+# --- merging ---
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.sampled_from(["cpu", "gpu"]), max_size=4), st.randoms())
+def test_the_same_file_twice_changes_nothing(again, random):
+    once = [source("cpu"), source("gpu")]
+    twice = once + [source(platform, name="a copy") for platform in again]
+    for each in twice[2:]:
+        random.shuffle(each.rows)
+    assert compare(twice) == compare(once)
+
+
+def test_two_results_of_one_run_are_an_error():
+    other = source("gpu", name="other")
+    other.rows[0]["median_ms"] = "1.0"
+    with pytest.raises(StepError, match="other and gpu say different things of one run .*: median_ms"):
+        merged([source("gpu"), other])
+
+
+def test_further_rounds_of_another_sitting_count_too():
+    again = source("gpu", name="again", sitting="20300102T000000-1")
+    assert of(compare([source("cpu"), source("gpu"), again]), FASTEST, "gpu")["rounds"] == 16
+
+
+def test_a_host_name_of_two_machines_is_told():
+    first, second = source("cpu", host="vm"), source("gpu", host="vm")
+    assert conflicts([first, first]) == []
+    (line,) = conflicts([first, second])
+    assert line == (
+        "The host name vm stands for different machines: processor cpu processor (cpu) and gpu processor (gpu)"
+    )
+    booted = source("cpu", host="vm", device_uuid="cpu-later")
+    (line,) = conflicts([first, booted])
+    assert line.endswith("(a CPU's id changes when its host boots): cpu-later, cpu-uuid")
+
+
+# --- the page, the script, the configuration, the documents ---
+
+
+def test_the_page_shows_every_platform_and_every_refusal():
+    old = source("gpu", protocol=None, name="old", platform="old <b>", device_uuid="other")
+    old.rows[:] = [r | {"fp32_onnx_sha256": "ef" * 32} for r in old.rows]
+    found = compare([source("cpu"), source("gpu"), old])
+    html = cross_stack_page(found, CAPTION)
+    text = html.replace("\u00a0", " ")
+    for needed in (
+        "yolo11n, batch 1", "fp32, fastest", "fp32, eager, stock", "tensorrt-static-graph", "seeded(0): random weights",
+        "images/s/W", "times as fast", "cpu processor, 2 cores", "torch 2.99.0", "Reference: cpu", "old &lt;b&gt;",
+        "efefefefefef", "unknown",
+    ):  # fmt: skip
+        assert needed in text, needed
+    outside_scripts = re.sub("<script.*?</script>", "", html, flags=re.DOTALL)
+    assert "src=" not in outside_scripts and "href=" not in outside_scripts
+    specs = [json.loads(spec) for spec in re.findall(r'<script type="application/json"[^>]*>(.*?)</script>', html)]
+    assert len(specs) == 3
+    for spec in specs:
+        assert "<svg" in vl_convert.vegalite_to_svg(spec | {"width": 400})
+
+
+def write(folder: Path, held: Source) -> Path:
+    folder.mkdir(parents=True)
+    with open(folder / "results.csv", "w", newline="", encoding="utf-8") as stream:
+        writer = csv.DictWriter(stream, list(held.rows[0]))
+        writer.writeheader()
+        writer.writerows(held.rows)
+    write_json(folder / "summary.json", held.summary)
+    return folder / "results.csv"
+
+
+def test_the_script_makes_tables_and_page_or_says_why_not(tmp_path):
+    script = REPOSITORY / "scripts" / "cross_stack.py"
+    tables_of = [write(tmp_path / name, source(name)) for name in ("cpu", "gpu")]
+    outputs = ["--output", "a.csv", "--refused", "b.csv", "--page", "c.html", "--caption", CAPTION]
+
+    def call(*results):
+        command = [sys.executable, script, "--own", tmp_path / "none", "--results", *results, *outputs]
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+
+    done = call(*tables_of, *tables_of)
+    assert done.returncode == 0, done.stderr
+    with open(tmp_path / "a.csv", newline="", encoding="utf-8") as stream:
+        reader = csv.DictReader(stream)
+        rows = list(reader)
+    assert tuple(reader.fieldnames) == tables.CROSS_STACK
+    assert {(r["platform"], r["power_w"]) for r in rows} == {("cpu", ""), ("gpu", "200.0")}
+    assert (tmp_path / "b.csv").read_text() == ",".join(tables.CROSS_STACK_REFUSED) + "\n"
+    assert (tmp_path / "c.html").stat().st_size > 10_000
+    alone = call(tables_of[0])
+    assert alone.returncode == 1 and alone.stderr.startswith("nothing can be compared; found were results of cpu on")
+    (tmp_path / "gpu" / "summary.json").write_text(json.dumps(source("gpu", rounds=1).summary))
+    assert "tells of 5 runs, results.csv beside it holds 40" in call(*tables_of).stderr
+
+
+def test_the_workflow_sets_folders_side_by_side_and_plans_no_round(tmp_path):
+    for name in ("cpu", "gpu"):
+        write(tmp_path / name, source(name))
+    write(tmp_path / "results", source("cpu"))  # this host's own, the same as one that was brought
+
+    def call(folders, *more):
+        given = ("--config", f"cross_stack={{results: [{folders}], reference: cpu}}", *more, "--", "cross_stack")
+        command = [sys.executable, "-m", "snakemake", "--snakefile", REPOSITORY / "Snakefile", *given]
+        done = subprocess.run(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        return done.stdout
+
+    assert "Cross-stack: results/cross_stack.html, results/cross_stack.csv" in call(f"{tmp_path}/cpu, gpu/")
+    assert (tmp_path / "results" / "cross_stack.html").is_file()
+    assert not (tmp_path / "artifacts").exists()
+    assert "Nothing to be done" in call(f"{tmp_path}/cpu, gpu/", "-n")
+    url = "nosuch://bucket/h200"
+    assert f"No storage provider found for query {url}/results.csv" in call(f"'{url}'", "-n")
+
+
+def test_this_hosts_own_folder_is_not_brought():
+    raw = {"models": {}, "ladders": {}, "cross_stack": {"results": ["results/"]}}
+    example = {"source": "onnx", "weights": {"path": "m.onnx"}, "axes": {"n": "batch"}, "data": "pictures"}
+    ladder = {"platform": "cpu", "models": ["m"], "batches": [1], "steps": []}
+    rung = {"name": "a", "stack": "onnxruntime-cpu"}
+    raw |= {"models": {"m": example}, "ladders": {"l": ladder | {"rungs": [rung]}}}
+    with pytest.raises(ConfigError, match="'results' is this host's own folder"):
+        load(raw)
+
+
+def test_every_column_is_described():
+    described = (REPOSITORY / "docs" / "tables.md").read_text(encoding="utf-8")
+    parts = {part.partition(":")[0].strip(): part for part in described.split("\n## ")[1:]}
+    for name in ("cross_stack", "cross_stack_refused"):
+        first_cells = [line.split("|")[1] for line in parts[f"{name}.csv"].splitlines() if line.startswith("| `")]
+        named = [column for cell in first_cells for column in re.findall("`(.+?)`", cell)]
+        assert sorted(named) == sorted(getattr(tables, name.upper()))
