@@ -6,7 +6,7 @@ INSTALL = .venv/bin/pip install --disable-pip-version-check --no-deps
 # PLATFORM=cpu make bench forces a platform; CONFIG=my.yaml takes another configuration
 ARGUMENTS = $(if $(CONFIG),--configfile $(CONFIG)) $(if $(PLATFORM),--config platform=$(PLATFORM))
 
-.PHONY: bench test acceptance check lock clean-results clean help
+.PHONY: bench test acceptance check cluster lock clean-results clean help
 .DEFAULT_GOAL := help
 
 bench: .venv/installed ## install, climb the ladder, print the table; CONFIG=my.yaml, PLATFORM=cpu, TORCH=cpu
@@ -14,7 +14,7 @@ bench: .venv/installed ## install, climb the ladder, print the table; CONFIG=my.
 	if [ $$status = 0 ] || [ -f .ladder/checked ]; then .venv/bin/python scripts/show.py; fi; exit $$status
 
 test: .venv/installed-tests ## install, run the tests
-	.venv/bin/pytest -q -m "not slow"
+	.venv/bin/pytest -q -rs -m "not slow"
 
 acceptance: .venv/installed-tests ## full-size runs and repeated trials: hours
 	.venv/bin/pytest -q -m slow
@@ -25,6 +25,9 @@ check: .venv/installed-tests ## formatters, linters, type checker
 	.venv/bin/snakefmt --check Snakefile rules
 	.venv/bin/mypy
 	$(SNAKEMAKE) --lint
+
+cluster: .venv/installed ## install what submits to Slurm and other clusters (docs/clusters.md)
+	$(INSTALL) -r envs/cluster.txt
 
 lock: ## resolve envs/*.in anew into envs/*.txt
 	sh envs/lock.sh
@@ -50,6 +53,9 @@ else
 endif
 	@touch $@
 
-.venv/installed-tests: .venv/installed envs/test.txt
+# Snakemake's plugins in folders of their own, which tests that need them name: others do not wait for their imports
+.venv/installed-tests: .venv/installed envs/test.txt envs/cluster.txt envs/storage.txt
 	$(INSTALL) -r envs/test.txt
+	$(INSTALL) --quiet --upgrade --target .venv/cluster -r envs/cluster.txt
+	$(INSTALL) --quiet --upgrade --target .venv/storage -r envs/storage.txt
 	@touch $@

@@ -1,0 +1,69 @@
+"""The profiles of clusters plan the default ladders, and calls that would measure wrongly there end before any job."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import plugin_folder
+import pytest
+import yaml
+from snakemake.resources import ResourceScopes
+from workflow_run import ROOT, Workflow
+
+from ladder.workflow import HOST_SHARES, begin
+
+# kubernetes: a folder stands for the bucket that the profile names, which is not looked into for a plan
+PLANNED = {
+    "slurm": ["snakemake_executor_plugin_slurm"],
+    "cluster-generic": ["snakemake_executor_plugin_cluster_generic"],
+    "kubernetes": ["snakemake_executor_plugin_kubernetes", "--default-storage-provider", "fs"],
+}
+
+
+def profile(name):
+    return yaml.safe_load((ROOT / f"profiles/{name}/profile.yaml").read_text())
+
+
+@pytest.mark.parametrize("name", PLANNED)
+def test_a_profile_plans_the_default_ladder(name, tmp_path):
+    plugin, *arguments = PLANNED[name]
+    if arguments:
+        arguments += ["--default-storage-prefix", str(tmp_path / "storage")]
+    workflow = Workflow(ROOT, tmp_path, **plugin_folder.require("cluster", plugin))
+    call = workflow.call(
+        [ROOT / "config.yaml"], "--workflow-profile", str(ROOT / "profiles" / name), *arguments, "-n", "--config",
+        "platform=cpu",
+    ).must()  # fmt: skip
+    assert call.jobs()["round"] == 16
+
+
+@pytest.mark.parametrize("name", ["default", *PLANNED])
+def test_every_profile_limits_the_host_and_goes_on_after_a_failure(name):
+    given = profile(name)
+    assert given["resources"] == {"host": HOST_SHARES}
+    assert given["default-resources"][0] == "host=1"
+    assert given["nolock"] and given["rerun-incomplete"] and given["keep-going"]
+    assert given["scheduler"] == "greedy"
+    assert given.get("set-resource-scopes") == (None if name == "default" else ["host=local"])
+
+
+def call(*, limit=HOST_SHARES, local=False, scope="local"):
+    return SimpleNamespace(
+        global_resources={"host": limit} if limit else {},
+        local_exec=local,
+        resource_scopes=ResourceScopes(host=scope),
+    )
+
+
+@pytest.mark.parametrize(
+    ("workflow", "said"),
+    [
+        (call(limit=None, local=True), "start with --resources host=100"),
+        (call(limit=None), "start with --resources host=100"),
+        (call(scope="global"), "add --set-resource-scopes host=local"),
+        (call(), "say platforms.h200.host: declared"),
+    ],
+)
+def test_a_call_that_would_measure_wrongly_ends_before_any_job(workflow, said):
+    with pytest.raises(SystemExit, match=said):
+        begin(workflow, SimpleNamespace(platforms=["h200"], declarations={}))
