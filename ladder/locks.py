@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from glob import escape
 from pathlib import Path
 from typing import TextIO
 
@@ -21,7 +22,7 @@ def take_workflow_lock(folder: Path) -> TextIO:
     Raises StepError naming the process that holds it.
     """
     path = folder / "workflow.lock"
-    stream = _open(path)
+    stream = open_lock_file(path)
     try:
         fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -37,32 +38,95 @@ def take_workflow_lock(folder: Path) -> TextIO:
     return stream
 
 
+Wait = Callable[[TextIO, int], None]  # locks an open file, however long it takes
+
+
 @contextmanager
-def host_lock(*, exclusive: bool, waiting: str) -> Iterator[None]:
+def host_lock(*, exclusive: bool, waiting: str, wait: Wait = fcntl.flock) -> Iterator[None]:
     """Hold the host: exclusively to measure, shared to do anything that would disturb a measurement.
 
-    Sees every workflow of the host. Waits for as long as it takes, printing ``waiting`` once.
+    Sees every workflow of the host. Waits for as long as it takes, printing ``waiting`` once. Every GPU that anybody
+    has measured on is held the same way, after the host and in the order of their names: whoever holds one of them
+    alone (``gpu_lock``) waits for nothing any more, so nobody waits in a circle.
     """
-    stream = open_host_lock()
     kind = fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH
-    with stream:
-        try:
-            fcntl.flock(stream, kind | fcntl.LOCK_NB)
-        except BlockingIOError:
-            print(waiting, flush=True)
-            fcntl.flock(stream, kind)
+    take = _taker(waiting, wait)
+    with ExitStack() as held:
+        take(held.enter_context(open_host_lock()), kind)
+        # the list is whole: only who holds the host exclusively adds a GPU
+        for path in sorted(HOST_LOCK.parent.glob(f"{escape(HOST_LOCK.name)}.gpu.*")):
+            take(held.enter_context(open_lock_file(path)), kind)
         yield
+
+
+@contextmanager
+def gpu_lock(candidates: Callable[[], Sequence[str]], keep: Callable[[str], None], *, waiting: str) -> Iterator[str]:
+    """Hold one GPU to measure on it, beside rounds on others and beside nothing else; the block gets its UUID.
+
+    The first that is free of those ``candidates()`` names, best first; ``keep`` is told which. Both are called with the
+    host held exclusively, so that rounds choose one after the other. Waits as ``host_lock`` does: for whoever builds
+    and, where none is free, for the first.
+    """
+    take, found = _taker(waiting, fcntl.flock), None
+    while found is None:
+        with open_host_lock() as host:
+            take(host, fcntl.LOCK_EX)
+            uuids = candidates()
+            if found := _first_free(uuids):
+                keep(found[0])
+        if found is None:
+            with open_lock_file(_gpu_lock_file(uuids[0])) as stream:
+                take(stream, fcntl.LOCK_SH)  # while holding nothing, so that rounds on other GPUs go on
+    uuid, stream = found
+    with stream:
+        yield uuid
+
+
+def _first_free(uuids: Sequence[str]) -> tuple[str, TextIO] | None:
+    """The first GPU that nobody holds, with its lock file, now locked."""
+    for uuid in uuids:
+        stream = open_lock_file(_gpu_lock_file(uuid))
+        if _is_free(stream, fcntl.LOCK_EX):
+            return uuid, stream
+        stream.close()
+    return None
+
+
+def _gpu_lock_file(uuid: str) -> Path:
+    return HOST_LOCK.with_name(f"{HOST_LOCK.name}.gpu.{uuid.replace('/', '_')}")  # an old driver's MIG-GPU-…/1/0
+
+
+def _is_free(stream: TextIO, kind: int) -> bool:
+    """Lock an open file if that needs no waiting; whether it is locked now."""
+    try:
+        fcntl.flock(stream, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _taker(waiting: str, wait: Wait) -> Wait:
+    """A function that locks open files, printing ``waiting`` the first time that it has to wait."""
+    unsaid = [waiting]
+
+    def take(stream: TextIO, kind: int) -> None:
+        if not _is_free(stream, kind):
+            if unsaid:
+                print(unsaid.pop(), flush=True)
+            wait(stream, kind)
+
+    return take
 
 
 def open_host_lock() -> TextIO:
     """The host's lock file, not locked yet. Raises StepError where it cannot be opened."""
     try:
-        return _open(HOST_LOCK)
+        return open_lock_file(HOST_LOCK)
     except StepError as error:
         raise StepError(f"{error}, or set LADDER_HOST_LOCK to a file that every user of the host may write") from None
 
 
-def _open(path: Path) -> TextIO:
+def open_lock_file(path: Path) -> TextIO:
     """Open a lock file for any user of the host, without following a planted link."""
     flags = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
