@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -75,20 +74,23 @@ def test_torch_models(tmp_path: Path, spec: dict, nodes: int, outputs: list) -> 
     assert not list(tmp_path.glob(".*"))
 
 
-def export_command(spec: str, folder: Path) -> list:
+def export_command(spec: dict, folder: Path) -> list:
     """The script's command for inputs that stand in ``folder`` already."""
+    write_json(folder / "spec.json", spec)
     files = {"onnx": "fp32.onnx", "id": "fp32.id.json", "build": "fp32.build.json", "graph": "fp32.graph.json"}
     files["reference"] = "reference.npz"
     outputs = [part for key, name in files.items() for part in (f"--output-{key}", folder / name)]
     given = ["--inputs", folder / "inputs.npz", "--inputs-id", folder / "inputs.id.json"]
-    return [sys.executable, SCRIPTS / "export.py", "--spec", spec, *given, *outputs]
+    return [sys.executable, SCRIPTS / "export.py", "--spec", folder / "spec.json", *given, *outputs]
 
 
 def test_yolo11n_as_the_default_ladder_runs_it(tmp_path: Path) -> None:
-    spec = json.dumps(YOLO | {"input": [640, 640], "opset": 17})
+    spec = YOLO | {"input": [640, 640], "opset": 17}
+    write_json(tmp_path / "spec.json", spec)
+    write_json(tmp_path / "data.json", {"pictures": "ultralytics"})
     arrays = ["--output-npz", tmp_path / "inputs.npz", "--output-id", tmp_path / "inputs.id.json"]
-    data = '{"pictures": "ultralytics"}'
-    subprocess.run([sys.executable, SCRIPTS / "inputs.py", "--spec", spec, "--data", data, *arrays], check=True)
+    told = ["--spec", tmp_path / "spec.json", "--data", tmp_path / "data.json"]
+    subprocess.run([sys.executable, SCRIPTS / "inputs.py", *told, *arrays], check=True)
     hashes = set()
     for seed in ("1", "2"):  # of Python's hashes: no set's order may show in the file
         command = export_command(spec, tmp_path)
@@ -114,8 +116,8 @@ def own_onnx(path: Path, axes: tuple = ("N", "length"), nodes: list | None = Non
         helper.make_tensor_value_info("scale", TensorProto.FLOAT, [axes[0], 1]),
     ]
     nodes = nodes or [
-        helper.make_node("Cast", ["ids"], ["cast"], to=TensorProto.FLOAT),
-        helper.make_node("Mul", ["cast", "scale"], ["product"]),
+        helper.make_node("Cast", ["ids"], ["cast"], "to float", to=TensorProto.FLOAT),
+        helper.make_node("Mul", ["cast", "scale"], ["product"], "scaled"),
     ]
     output = helper.make_tensor_value_info("product", TensorProto.FLOAT, list(axes))
     graph = helper.make_graph(nodes, "own", inputs, [output])
@@ -135,6 +137,22 @@ def test_an_onnx_file_is_taken_as_it_is(tmp_path: Path, samples: int) -> None:
     inputs = make_inputs(own_onnx(path), path, samples)
     with np.load(tmp_path / "reference.npz") as reference:
         assert np.array_equal(reference["product"], inputs["ids"] * inputs["scale"])
+
+
+def test_nodes_without_a_name_of_their_own_get_one(tmp_path: Path) -> None:
+    path = tmp_path / "own.onnx"
+    spec = own_onnx(path)
+    model = onnx.load(path)
+    kept, lost = model.graph.node
+    kept.name, lost.name = "product", ""
+    onnx.save(model, path)
+    identity, _ = run(spec, tmp_path, path, 2)
+    assert [node.name for node in onnx.load(tmp_path / "fp32.onnx").graph.node] == ["product", "product_"]
+    assert identity["sha256"] != identity["weights_sha256"] == sha256(path)
+    kept.name = lost.name = "twice"
+    onnx.save(model, path)
+    run(spec, tmp_path, path, 2)
+    assert [node.name for node in onnx.load(tmp_path / "fp32.onnx").graph.node] == ["twice", "product"]
 
 
 def test_an_onnx_file_that_is_wrong_is_refused(tmp_path: Path) -> None:
@@ -271,7 +289,7 @@ def test_the_script_passes_an_earlier_failure_on(tmp_path: Path) -> None:
     record = {"status": "failed", "stage": "inputs", "reason": "no pictures", "permanent": False, "log": "a.log"}
     write_json(tmp_path / "inputs.id.json", record)
     (tmp_path / "inputs.npz").touch()
-    done = subprocess.run(export_command(json.dumps(RESNET), tmp_path), capture_output=True, text=True, check=True)
+    done = subprocess.run(export_command(RESNET, tmp_path), capture_output=True, text=True, check=True)
     assert "export: no result: inputs failed: no pictures" in done.stderr
     assert read_json(tmp_path / "fp32.id.json") == record
     assert not attempts_path(tmp_path / "fp32.id.json").exists()

@@ -220,6 +220,10 @@ def test_an_onnx_model_has_inputs_but_no_module(tmp_path: Path) -> None:
     [
         ({"N": "batch"}, "needs a value for the axis length; its dynamic axes are N, length"),
         ({"N": "batch", "length": 5, "width": 3}, "does not have the axis width; its dynamic axes are N, length"),
+        (
+            {"M": "batch", "length": 5},
+            "does not have the axis M and needs a value for the axis N; its dynamic axes are N, length",
+        ),
         ({"N": 1, "length": "batch"}, "first dimension of input 'tokens' of model own is N, expected a dynamic axis"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Any ONNX file: as it is, with every dynamic axis given by name."""
+"""Any ONNX file: as it is, with every dynamic axis given by name, and every node with a name of its own."""
 
 from __future__ import annotations
 
@@ -46,19 +46,40 @@ def axes(spec: Spec, weights: Path | None) -> Axes:
 
 
 def export(spec: Spec, weights: Path | None, module: torch.nn.Module | None, destination: Path) -> None:
-    """Copy the file; only where a dynamic axis has no name does the copy differ: it gets the one from ``axes``."""
+    """Copy the file; the copy differs only where names are missing.
+
+    A dynamic axis without a name gets the one from ``axes``. A node without one, or with one that another node has,
+    gets its first output's: by its name a runtime says where its own nodes come from, and the audit finds their FLOPs.
+    """
     import onnx
 
     model = _read(spec, weights)
-    unnamed = False
+    changed = _name_nodes(model)
     for value in _inputs(model):
         for dim, name in zip(value.type.tensor_type.shape.dim, _dims(value), strict=True):
             if isinstance(name, str) and dim.dim_param != name:
-                dim.dim_param, unnamed = name, True
-    if unnamed:
+                dim.dim_param, changed = name, True
+    if changed:
         onnx.save(model, destination)
     else:
         shutil.copyfile(verify(spec, weights), destination)
+
+
+def _name_nodes(model: Any) -> bool:
+    """Give every node of the graph a name of its own; whether any had none."""
+    taken: set[str] = set()
+    unnamed = []
+    for node in model.graph.node:
+        if not node.name or node.name in taken:
+            unnamed.append(node)
+        taken.add(node.name)
+    for node in unnamed:
+        name = next(filter(None, node.output), node.op_type)
+        while name in taken:
+            name += "_"
+        taken.add(name)
+        node.name = name
+    return bool(unnamed)
 
 
 def _read(spec: Spec, weights: Path | None) -> Any:
@@ -98,13 +119,13 @@ def _dims(value: Any) -> list[int | str]:
 def _checked(spec: Spec, model: Any) -> Axes:
     given = spec.get("axes") or {}
     names = list(dict.fromkeys(dim for value in _inputs(model) for dim in _dims(value) if isinstance(dim, str)))
-    missing = [name for name in names if name not in given]
-    unknown = [name for name in given if name not in names]
-    for fault, faulty in (("needs a value for", missing), ("does not have", unknown)):
-        if faulty:
-            raise StepError(
-                f"model {spec['name']} {fault} the axis {', '.join(faulty)}; "
-                f"its dynamic axes are {', '.join(names) or 'none'}",
-                permanent=True,
-            )
+    lists = {
+        "does not have the axis": [name for name in given if name not in names],
+        "needs a value for the axis": [name for name in names if name not in given],
+    }
+    if faults := [f"{fault} {', '.join(faulty)}" for fault, faulty in lists.items() if faulty]:
+        raise StepError(
+            f"model {spec['name']} {' and '.join(faults)}; its dynamic axes are {', '.join(names) or 'none'}",
+            permanent=True,
+        )
     return dict(given)

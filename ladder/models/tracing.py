@@ -51,4 +51,5 @@ def to_onnx(
             raise StepError(f"torch cannot export this model at opset {opset}: {error}", permanent=True) from error
     model = onnxslim.slim(onnx.load(destination))
     del model.graph.value_info[:]  # onnxslim names inner dimensions by hash order: other bytes every time, some wrong
+    model.producer_version = ""  # torch's, which the id names: equal graphs of two releases are equal files
     onnx.save(model, destination)
