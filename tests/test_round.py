@@ -15,7 +15,7 @@ import psutil
 import pyarrow.parquet as pq
 import pytest
 
-from ladder import locks, out_of_memory, round
+from ladder import fingerprint, locks, out_of_memory, round
 from ladder.files import read_json, sha256, write_json
 from ladder.step import attempts_path
 
@@ -68,7 +68,8 @@ def spec(tmp_path):
     write_json(tmp_path / "inputs.id.json", {"status": "ok", "sha256": sha256(tmp_path / "inputs.npz")})
     measure = {
         "warmup": 1, "iterations": 6, "min_iterations": 6, "max_seconds": 1, "repeats": 1, "pause_seconds": 0,
-        "interval_pct": 1, "throughput_seconds": 0, "throughput_iterations": 3, "queue": 4, "timeout_seconds": 20,
+        "interval_pct": 1, "device_launches": 2, "throughput_seconds": 0, "throughput_iterations": 3,
+        "queue": 4, "timeout_seconds": 20,
     }  # fmt: skip
     return {
         "platform": "cpu",
@@ -82,6 +83,7 @@ def spec(tmp_path):
         "inputs": str(tmp_path / "inputs.npz"),
         "reference": str(tmp_path / "reference.npz"),
         "settings": "1",
+        "exclusive_host": True,
         "profile": {"min": 1, "opt": 1, "max": 4},
         "fingerprint": {},
         "rungs": [make_rung(tmp_path, "a", delay_ms=1), make_rung(tmp_path, "b", delay_ms=3)],
@@ -104,7 +106,7 @@ def test_a_round_has_a_row_and_its_raw_latencies_for_every_rung(spec, measured, 
     for name, delay in (("a", 1), ("b", 3)):
         latencies = raw[raw.rung == name].latency_ns
         assert len(latencies) == rows[name]["iterations"] == 6
-        assert delay <= latencies.median() / 1e6 < delay + 2
+        assert delay <= latencies.min() / 1e6 < 20 * delay  # a wrong unit is a thousand off, a busy host less
         assert 0 < rows[name]["throughput_ips"] <= 2 / (delay / 1000)
     assert rows["a"]["device_mem_mb"] is None and rows["a"]["process_mem_mb"] > 1
     assert rows["a"]["weights"] == "seeded(0)" and rows["a"]["raw"] == str(tmp_path / "1.parquet")
@@ -133,12 +135,13 @@ def test_the_order_is_seeded_and_differs_between_rounds():
         ("refuse", True, "out of order"),
         ("crash", False, "died with signal 6"),
         ("nan", False, "NaN"),
-        ("hang", False, "took longer than 2 s"),
+        ("hang", False, "took longer than 6 s"),
     ],
 )
 def test_a_rung_that_fails_is_a_row_and_the_others_go_on(spec, measured, tmp_path, wrong, permanent, part):
     spec["rungs"][0]["rung"]["options"]["at_run"] = wrong
-    spec["measure"]["timeout_seconds"] = 2
+    if wrong == "hang":
+        spec["measure"]["timeout_seconds"] = 6
     record = measured(spec)
     assert [row["rung"] for row in record["rows"]] == ["b"]
     (failure,) = record["failures"]
@@ -179,6 +182,39 @@ def test_a_round_of_another_configuration_is_set_aside_and_taken_back(spec, meas
     assert measured(spec)["kept"]
     assert read_json(tmp_path / "1.json")["rows"] == first["rows"]
     assert (tmp_path / "1.parquet").read_bytes() == raw
+
+
+def test_a_round_that_the_workflow_removed_with_its_lost_job_is_taken_back(spec, measured, tmp_path):
+    first = measured(spec)
+    round.keep_beside(tmp_path / "1.json", tmp_path / "1.parquet")
+    for name in ("1.json", "1.parquet"):
+        (tmp_path / name).unlink()
+    again = measured(spec)
+    assert again["kept"] and again["rows"] == first["rows"]
+    assert sha256(tmp_path / "1.parquet") == first["raw_sha256"]
+
+
+def test_a_round_of_two_names_is_set_aside_like_any_other(spec, measured, tmp_path):
+    first = measured(spec)
+    round.keep_beside(tmp_path / "1.json", tmp_path / "1.parquet")
+    write_json(tmp_path / "a/id.json", {"status": "ok", "stack": "newer"})
+    second = measured(spec)
+    assert not second["kept"] and second["rows"] != first["rows"]
+    write_json(tmp_path / "a/id.json", {"status": "ok", "stack": "known"})
+    assert measured(spec)["rows"] == first["rows"]
+
+
+def test_nothing_is_measured_on_a_host_unlike_the_declared_one(spec, tmp_path):
+    declared = fingerprint.declaration("cpu")
+    there = {"host": "node7", "fingerprint": declared["fingerprint"] | {"processor": "Z"}}
+    write_json(tmp_path / "host.json", declared | there)
+    files = [tmp_path / name for name in ("1.json", "1.parquet", "1.log", "host.json")]
+    record = round.measure_round(spec, *files)
+    assert record["rows"] == [] and len(record["failures"]) == len(spec["rungs"])
+    for failure in record["failures"]:
+        assert (failure["stage"], failure["permanent"]) == ("run", False)
+        assert "is not like node7" in failure["reason"] and "processor" in failure["reason"]
+    assert len(round.measure_round(spec, *files[:3])["rows"]) == len(spec["rungs"])
 
 
 def test_a_record_whose_raw_latencies_were_changed_is_not_trusted(spec, measured, tmp_path):
@@ -266,10 +302,8 @@ def test_what_ran_out_of_memory_is_not_tried_at_larger_batches_of_its_sitting(sp
     spec["rungs"][0]["rung"]["options"]["at_run"] = "no memory"
     ran, (reason,) = measured(2)
     assert ran == ["b"] and "out of memory" in reason
-    assert measured(4) == (
-        ["b"],
-        ["not tried: it ran out of memory at batch 2 in this sitting; another call tries again"],
-    )
+    said = f'not tried after its run at batch 2 in this sitting failed with "{reason}"; another call tries again'
+    assert measured(4) == (["b"], [said]) == measured(8)
     del spec["rungs"][0]["rung"]["options"]["at_run"]
     assert measured(1) == (["a", "b"], [])
     monkeypatch.setenv("LADDER_SITTING", "two")
@@ -338,8 +372,9 @@ def test_no_process_goes_on_timing_when_its_round_is_killed(spec, tmp_path):
     for rung in spec["rungs"]:
         rung["rung"]["options"]["at_run"] = "hang"
     write_json(tmp_path / "spec.json", spec)
-    parts = ("--output", tmp_path / "1.json", "--raw", tmp_path / "1.parquet", "--log", tmp_path / "1.log")
-    command = [sys.executable, str(ROOT / "scripts/round.py"), "--spec", f"@{tmp_path / 'spec.json'}", *map(str, parts)]
+    parts = ("--spec", tmp_path / "spec.json", "--round", 1)
+    parts += ("--output", tmp_path / "1.json", "--raw", tmp_path / "1.parquet", "--log", tmp_path / "1.log")
+    command = [sys.executable, str(ROOT / "scripts/round.py"), *map(str, parts)]
     driver = subprocess.Popen(command, cwd=tmp_path, env=os.environ | {"LADDER_HOST_LOCK": str(tmp_path / "host.lock")})
     children = []
     deadline = time.monotonic() + 30
