@@ -1,6 +1,7 @@
 """Climbs a ladder of inference stacks, one cause a step. Targets here; stages in rules/."""
 
 import sys
+from functools import cache
 from os.path import relpath
 from shlex import quote
 
@@ -8,8 +9,11 @@ sys.path.insert(0, workflow.basedir)
 
 from ladder import steps
 from ladder.dependencies import code_hash, text_hash
+from ladder.documents import FILES as DOCUMENTS
+from ladder.documents import paths as document_paths
 from ladder.files import canonical_json
-from ladder.matrix import REDUCED_PRECISIONS, Round
+from ladder.matrix import REDUCED_PRECISIONS
+from ladder.specs import file_of
 from ladder.workflow import HOST_SHARES, attempts, begin, open_matrix
 
 STACKS = ["pytorch", "onnxruntime", "openvino", "tensorrt", "migraphx", "rocm"]
@@ -18,6 +22,7 @@ matrix = open_matrix(workflow, config)
 
 
 include: "rules/common.smk"
+include: "rules/fingerprint.smk"
 include: "rules/environments.smk"
 include: "rules/export.smk"
 include: "rules/precision.smk"
@@ -26,17 +31,32 @@ include: "rules/audit.smk"
 include: "rules/measure.smk"
 include: "rules/peaks.smk"
 include: "rules/aggregate.smk"
+include: "rules/documents.smk"
+include: "rules/cross_stack.smk"
 
 
 onstart:
     workflow.ladder_lock = begin(workflow, matrix)
 
 
-# all ladders of the configured platform, their tables and the report
+# on a cluster too these stay where the workflow was called: they need the network, or show what there is
+localrules:
+    all,
+    audit,
+    check,
+    environment,
+    fingerprint,
+    pages,
+    report,
+    weights,
+
+
+# all ladders of the configured platforms, their tables and the report
 rule all:
     default_target: True
     input:
         expand("results/{table}", table=TABLES),
+        document_paths(matrix.config.documents),
         "results/report.html",
         "results/check.txt",
 
@@ -44,7 +64,7 @@ rule all:
 # artifacts and their audits, without measuring anything
 rule audit:
     input:
-        [engine.verdict for engine in matrix.engines.values()],
+        lambda w: [engine.verdict for engine in matrix.engines.values()],
 
 
 # the ladders that hold one stack, with tables of their own
@@ -57,7 +77,12 @@ for stack in STACKS:
             f"results/{stack}/check.txt" if matrix.ladders_with(stack) else [],
         log:
             f"logs/targets/{stack}.log",
+        localrule: True
         params:
-            said=f"See results/{stack}/ladder.md" if matrix.ladders_with(stack) else f"{stack}: not configured",
+            command=(
+                f"$PYTHON $SCRIPTS/show.py --results results/{stack}"
+                if matrix.ladders_with(stack)
+                else f"echo {stack}: not configured"
+            ),
         shell:
-            "echo {params.said:q}"
+            "{params.command}"

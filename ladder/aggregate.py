@@ -7,7 +7,6 @@ be measured; whatever of it has no result stands in failures.csv.
 from __future__ import annotations
 
 import csv
-import io
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
@@ -20,7 +19,7 @@ import pandas as pd
 from ladder import attribution, statistics, summary, tables, utilisation
 from ladder.errors import StepError
 from ladder.failures import unmeasured_peaks, without_result
-from ladder.files import canonical_json, write_json, write_text
+from ladder.files import canonical_json, replacing, write_json, write_text
 from ladder.matrix import Round
 from ladder.records import (
     Row,
@@ -32,6 +31,7 @@ from ladder.records import (
     first_row,
     ladder_fields,
     ladder_key,
+    lean,
     peaks_of,
     read_audit,
     read_if_made,
@@ -55,14 +55,16 @@ def aggregate(plan: Mapping[str, Any], rounds: Iterable[Path], audits: Iterable[
     ``audits`` are the engines' audit files, each with its pass file beside it. Raises StepError for a file that cannot
     be trusted, and then writes nothing.
     """
-    every = sorted((read_round(path) for path in dict.fromkeys(rounds) if path.exists()), key=round_place)
+    seen: dict[str, Any] = {}
+    found = (lean(read_round(path), seen) for path in dict.fromkeys(rounds) if path.exists())
+    every = sorted(found, key=round_place)
     records, others = by_settings(every, plan["ladders"])
     results, pooled, unsteady = _results(records)
     ladders = [ladder | {"weights": _weights(ladder, results)} for ladder in plan["ladders"]]
     audited = [read_audit(path) for path in audits]
     peaks = {ladder["platform"]: read_if_made(ladder["peaks"]) for ladder in ladders}
     failures = [*without_result(ladders, records, others, audited), *unmeasured_peaks(peaks)]
-    results = _with_utilisation(results, records, ladders, audited, peaks)
+    _add_utilisation(results, records, ladders, audited, peaks)
     busy = summary.busy_runs(results)
     steps = _steps(results, ladders, plan.get("exclude", tables.FLAGS))
     content = {
@@ -73,6 +75,7 @@ def aggregate(plan: Mapping[str, Any], rounds: Iterable[Path], audits: Iterable[
             "power_pct": 100 * statistics.POWER,
             "min_rounds": statistics.MIN_ROUNDS,
         },
+        "protocol": plan.get("protocol"),
         "measured": summary.measured(results),
         "versions": summary.versions(records),
         "hosts": summary.hosts(records),
@@ -90,10 +93,10 @@ def aggregate(plan: Mapping[str, Any], rounds: Iterable[Path], audits: Iterable[
         "warnings": find_warnings(records, results, unsteady, busy, ladders, audited),
     }
     destination = Path(destination)
-    _write_table(destination / "results.csv", tables.RESULTS, results)
-    _write_table(destination / "ladder.csv", tables.LADDER, steps)
-    _write_table(destination / "audit.csv", tables.AUDIT, [audit["row"] for audit in audited])
-    _write_table(destination / "failures.csv", tables.FAILURES, failures)
+    write_table(destination / "results.csv", tables.RESULTS, results)
+    write_table(destination / "ladder.csv", tables.LADDER, steps)
+    write_table(destination / "audit.csv", tables.AUDIT, [audit["row"] for audit in audited])
+    write_table(destination / "failures.csv", tables.FAILURES, failures)
     write_json(destination / "summary.json", content)
     write_text(destination / "ladder.md", ladder_markdown(content))
     return content
@@ -141,7 +144,8 @@ def _results(records: Sequence[Row]) -> tuple[list[Row], list[Row], list[Row]]:
                         f"Parquet beside it {len(ns)}; delete the round's files to repeat it"
                     )
                 figures = statistics.summarise(ns)
-                rows.append({**row, **figures, "latency_ips": 1000 * row["batch"] / figures["median_ms"]})
+                row |= {**figures, "latency_ips": 1000 * row["batch"] / figures["median_ms"]}  # in place: held once
+                rows.append(row)
                 raw[row["rung"]].append(ns)
                 if why := statistics.instability(ns):
                     unsteady.append(ladder_fields(row, "rung", "batch", "round") | {"why": why})
@@ -164,19 +168,18 @@ def _weights(ladder: Mapping[str, Any], results: Sequence[Row]) -> str | None:
     return found.pop() if found else None
 
 
-def _with_utilisation(
+def _add_utilisation(
     results: Sequence[Row],
     records: Sequence[Row],
     ladders: Sequence[Row],
     audited: Sequence[Row],
     peaks: Mapping[str, Row | None],
-) -> list[Row]:
-    """The rows of results.csv with the columns of ``ladder.utilisation``."""
+) -> None:
+    """Add the columns of ``ladder.utilisation`` to the rows of results.csv."""
     devices = {round_place(record): device_of(record["host_state"]) for record in records}
     rungs = {(*ladder_key(ladder), rung["name"]): rung for ladder in ladders for rung in ladder["rungs"]}
     graphs = {rung["graph"]: read_if_made(rung["graph"]) for rung in rungs.values()}
     audits = audits_by_engine(audited)
-    rows = []
     for row in results:
         if (rung := rungs.get(ladder_key(row, "rung"))) is None:
             raise StepError(
@@ -185,27 +188,25 @@ def _with_utilisation(
         audit = audits.get((row["platform"], row["model"], engine_at(rung, row["batch"])), {})
         chosen = utilisation.choose(*peaks_of(row["platform"], devices[ladder_key(row, "batch", "round")], peaks))
         share, is_module = audit.get("flops_at_precision_pct"), rung["source"] == "module"
-        rows.append(row | utilisation.columns(row, graphs[rung["graph"]], is_module, share, chosen))
-    return rows
+        row |= utilisation.columns(row, graphs[rung["graph"]], is_module, share, chosen)
 
 
 def _steps(results: Sequence[Row], ladders: Sequence[Row], exclude: Sequence[str]) -> list[Row]:
     """Rows of ladder.csv as plain values, None where attribution has none."""
-    runs = pd.DataFrame(results, columns=list(tables.RESULTS))
+    runs = pd.DataFrame(results, columns=list(attribution.COLUMNS))
     rows = attribution.attribute(runs, ladders, exclude).to_dict("records")
     return [{str(key): None if pd.isna(value) else value for key, value in row.items()} for row in rows]
 
 
-def _write_table(path: Path, columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> None:
+def write_table(path: Path, columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> None:
     """Write these columns of rows as CSV: None is empty, true and false in lower case, a dict or list is JSON.
 
     Raises KeyError where a row lacks a column.
     """
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(columns)
-    writer.writerows([_cell(row[column]) for column in columns] for row in rows)
-    write_text(path, text.getvalue())
+    with replacing(path) as temporary, open(temporary, "w", newline="", encoding="utf-8") as stream:
+        writer = csv.writer(stream, lineterminator="\n")
+        writer.writerow(columns)
+        writer.writerows([_cell(row[column]) for column in columns] for row in rows)
 
 
 def _cell(value: Any) -> Any:

@@ -22,6 +22,9 @@ Step = Mapping[str, str]  # {"from": rung, "to": rung, "cause": cause}
 Device = tuple[Any, ...]  # host and device_uuid; None where unreadable
 Runs = dict[str, dict[Any, tuple[Device, float | None]]]  # rung -> round -> (device, median in ms; None: left out)
 
+COLUMNS = (
+    "platform", "model", "weights", "ladder", "batch", "rung", "round", "host", "device_uuid", "median_ms", *FLAGS,
+)  # fmt: skip
 NUMBERS = (
     "from_ms", "to_ms", "gain_ms", "gain_pct", "ci_low_pct", "ci_high_pct", "noise_floor_ms", "mde_pct",
     "interaction_ms",
@@ -31,7 +34,7 @@ NUMBERS = (
 def attribute(runs: pd.DataFrame, ladders: Sequence[Mapping[str, Any]], exclude: Sequence[str] = FLAGS) -> pd.DataFrame:
     """One row per ladder, batch and step, with the columns of ``ladder.tables.LADDER``, in configured order.
 
-    ``runs`` has the columns of ``ladder.tables.RESULTS``; each ladder is ``{"platform", "ladder", "model",
+    ``runs`` has ``COLUMNS``, out of ``ladder.tables.RESULTS``; each ladder is ``{"platform", "ladder", "model",
     "weights", "batches": [..], "steps": [{"from", "to", "cause"}]}``. Only rounds in which both rungs ran on one
     host and device count; a round that spans two is left out with a warning in the log. So is, for the steps of a
     rung, a round whose run of that rung has one of the flags ``exclude``, columns out of ``ladder.tables.FLAGS``.

@@ -39,12 +39,18 @@ Threads = Annotated[int, Field(ge=1, le=1024, description="1 to 1024.")]
 Device = Literal["cpu", "cuda", "rocm"]
 Precision = Literal["fp32", "tf32", "tf32-conv", "fp16", "bf16", "int8", "int8-fp16"]
 Launch = Literal["eager", "graph"]
+Shape = Literal["dynamic", "static"]
 Cause = Literal["launch", "compilation", "wrapper", "precision", "specialisation", "tuning", "none"]
 
 
 class Section(BaseModel):
     # strict: a quoted number or a yes is a slip, not a number; whole numbers are still taken for floats
     model_config = ConfigDict(extra="forbid", populate_by_name=True, strict=True, allow_inf_nan=False)
+
+
+# the profile gives these to each kind of step, and what it sets wins over a platform's resources
+OF_THE_PROFILE = ("disk", "disk_mb", "host", "mem", "mem_mb", "runtime", "tmpdir")
+Resource = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$", max_length=100)]
 
 
 class Platform(Section):
@@ -55,6 +61,37 @@ class Platform(Section):
         "physical",
         description="Threads of every CPU rung that names none: 1 to 1024, or the host's physical cores.",
     )
+    host: Literal["local", "declared"] = Field(
+        "local",
+        description="local: the host that the workflow is called on. declared: another one, such as a cluster's node; "
+        "`snakemake fingerprint` asks it what it is, and every build and round there must find the same.",
+    )
+    gpus: list[Annotated[int, Field(ge=0)] | Text] = Field(
+        default_factory=list,
+        description="Its GPUs, by number (as nvidia-smi or HIP counts) or UUID; a ladder stays on one of them. "
+        "Empty: the first that the caller sees.",
+    )
+    exclusive_host: bool = Field(
+        True, description="One round at a time on the host, whatever it runs on. false: one on each GPU."
+    )
+    resources: dict[Resource, int | Text] = Field(
+        default_factory=dict,
+        description="Snakemake's resources of every job that needs the device, for a cluster: partition, GPU, CPUs.",
+    )
+
+    @model_validator(mode="after")
+    def _gpus_are_here(self) -> Platform:
+        if self.device == "cpu" and (self.gpus or not self.exclusive_host):
+            raise ValueError("gpus and exclusive_host: false are for platforms with a GPU; this one is a cpu")
+        if self.host == "declared" and self.gpus:
+            raise ValueError("gpus: the cluster gives each job of a declared host its GPU; leave them out")
+        return self
+
+    @model_validator(mode="after")
+    def _profile_has_the_rest(self) -> Platform:
+        if taken := [name for name in self.resources if name in OF_THE_PROFILE]:
+            raise ValueError(f"resources: {', '.join(taken)}: the profile gives these to each kind of step")
+        return self
 
 
 class Environment(Section):
@@ -89,6 +126,7 @@ class Stack(Section):
     )
     precisions: list[Precision] = ["fp32"]
     launches: list[Launch] = ["eager"]
+    shapes: list[Shape] = ["dynamic", "static"]
     packages: list[Text] = Field(default_factory=list, description="Distributions whose versions identify it.")
 
 
@@ -210,7 +248,7 @@ class Rung(Section):
     stack: str
     precision: Precision = "fp32"
     launch: Launch = "eager"
-    shape: Literal["dynamic", "static"] = "dynamic"
+    shape: Shape = "dynamic"
     transfers: Literal["excluded", "included"] = "excluded"
     threads: Threads | None = Field(None, description="1 to 1024; empty: the platform's.")
     options: dict[str, JsonValue] = Field(
@@ -279,6 +317,9 @@ class Measure(Section):
     interval_pct: Annotated[float, Field(gt=0)] = Field(
         0.5, description="Tight enough: the median's 95 % interval is narrower than this share of it, %."
     )
+    device_launches: Positive = Field(
+        30, description="Launches timed by the device's own clock, where it has one, after each latency loop."
+    )
     throughput_seconds: Seconds = Field(
         1.0, description="Length of the throughput pass, s, at least. Energy needs some seconds: ask for 10."
     )
@@ -318,9 +359,23 @@ class Limits(Section):
     rounds: Positive | None = None
 
 
+class CrossStack(Section):
+    """Results of other hosts that `snakemake cross_stack` sets beside this host's own."""
+
+    results: list[Text] = Field(
+        default_factory=list,
+        description="Their folders, each with results.csv and summary.json, or Snakemake storage URLs of such folders.",
+    )
+    reference: Name | None = Field(
+        None, description="The platform that the others are compared with; empty: the first, this host's own if any."
+    )
+
+
 class Config(Section):
-    platform: Name = Field(
-        "auto", description="An entry of 'platforms'; auto: the first whose device this host has, GPUs before the CPU."
+    platform: Name | Annotated[list[Name], Field(min_length=1)] = Field(
+        "auto",
+        description="An entry of 'platforms', or several in a list; auto: the first whose device this host has, GPUs "
+        "before the CPU.",
     )
     seed: Seed = Field(0, description="Seed of the order of rungs within each round.")
     platforms: dict[Name, Platform] = Field(default_factory=lambda: {"cpu": Platform()})
@@ -333,6 +388,10 @@ class Config(Section):
     telemetry: Telemetry = Field(default_factory=Telemetry)
     parity: dict[Precision, Threshold] = Field(default_factory=dict)
     limits: Limits = Field(default_factory=Limits)
+    cross_stack: CrossStack = Field(default_factory=CrossStack)
+    documents: list[Literal["gpu-bench", "deep-gap", "beyond-tops"]] = Field(
+        default_factory=list, description="Published documents whose own files are written too: docs/presets.md."
+    )
 
     @model_validator(mode="after")
     def _with_main(self) -> Config:
@@ -452,8 +511,15 @@ def _one_of(key: str, value: str, known: Any) -> str | None:
 
 def _faults(config: Config):
     """Faults that span sections, one line each."""
-    if config.platform != "auto" and (fault := _one_of("platform", config.platform, config.platforms)):
-        yield fault
+    if Path("results") in map(Path, config.cross_stack.results):
+        yield "cross_stack.results: 'results' is this host's own folder, which is taken anyway; leave it out"
+    named = config.platform if isinstance(config.platform, list) else [config.platform]
+    for name in named if config.platform != "auto" else []:
+        if fault := _one_of("platform", name, config.platforms):
+            yield fault
+    for name, count in Counter(named).items():
+        if count > 1:
+            yield f"platform: '{name}' stands {count} times; each may stand once"
     if "auto" in config.platforms:
         yield "platforms.auto: 'auto' means that the host decides; give the platform another name"
     if config.environments["main"] != MAIN:
@@ -552,6 +618,10 @@ def _rung_faults(config: Config, where: str, platform: Platform, rung: Rung, mod
         yield f"{where}.precision: '{rung.precision}' is not offered by {rung.stack}; it has {offered}"
     if rung.launch not in stack.launches:
         yield f"{where}.launch: '{rung.launch}' is not offered by {rung.stack}; it has {', '.join(stack.launches)}"
+    if rung.shape not in stack.shapes:
+        yield f"{where}.shape: '{rung.shape}' is not offered by {rung.stack}; set shape: {' or '.join(stack.shapes)}"
+    if stack.compiler == "migraphx" and rung.options.get("offload_copy") is True and rung.transfers == "excluded":
+        yield f"{where}.transfers: with offload_copy each run copies inputs and outputs itself; set transfers: included"
     for name in models:
         model = config.models[name]
         if stack.source == "module" and model.source == "onnx":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from functools import cache
@@ -16,13 +17,19 @@ METADATA = (".dist-info", ".egg-info")  # what each installed distribution has b
 
 
 def make(lock: Path, folder: Path) -> str:
-    """Make ``folder`` anew from ``lock`` and return what is in it, as pip freeze lists it. Raises StepError."""
+    """Make ``folder`` anew from ``lock`` and return what is in it, as pip freeze lists it. Raises StepError.
+
+    A .pth file of the lock's name beside it comes too: it names folders of the host with modules that no index has.
+    """
     if not lock.is_file():
         raise StepError(f"{lock} is missing: an environment needs its lock file, or name an interpreter with 'python'")
     _run([sys.executable, "-m", "venv", "--clear", str(folder)], "python3 -m venv (Debian: install python3-venv)")
     python = str(folder / "bin" / "python")
     pip = [python, "-m", "pip", "--disable-pip-version-check"]
     _run([*pip, "install", "--no-deps", "-r", str(lock)], f"pip install of {lock}")
+    if (paths := lock.with_suffix(".pth")).is_file():
+        tell = [python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]
+        shutil.copy(paths, _run(tell, "asking for the environment's folder").strip())
     return _run([*pip, "freeze", "--all"], "pip freeze")
 
 

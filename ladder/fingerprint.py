@@ -1,4 +1,8 @@
-"""What a host is, as far as engines and measurements depend on it. Cheap: read while planning."""
+"""What a host is, as far as engines and measurements depend on it. Cheap: read while planning.
+
+A platform whose jobs run on another host is keyed by that host's declaration, which each of its jobs compares with
+the host it finds itself on.
+"""
 
 from __future__ import annotations
 
@@ -7,18 +11,21 @@ import os
 import platform
 from functools import cache
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 from ladder import telemetry
 from ladder.errors import StepError
+from ladder.files import read_json
 
 
 @cache
-def host(device: str) -> dict[str, Any]:
-    """The fingerprint of this host for a kind of device (cpu, cuda, rocm).
+def host(device: str, gpu: str | None = None) -> dict[str, Any]:
+    """The fingerprint of this host for a kind of device (cpu, cuda, rocm), for the GPU so named or the first one seen.
 
-    Holds processor, instruction set, cores and, for a GPU, its name, compute capability and driver;
-    a GPU that cannot be seen from here is None. Never the host's name: equal hosts share artifacts.
+    Holds processor, instruction set, cores and, for a GPU, its name, compute capability (AMD: its target), driver and,
+    on AMD, ROCm's version; a GPU that cannot be seen from here is None. Never the host's name: equal hosts share
+    artifacts.
     """
     cpu = _cpuinfo()
     result: dict[str, Any] = {
@@ -27,9 +34,56 @@ def host(device: str) -> dict[str, Any]:
         "instructions": hashlib.sha256(" ".join(sorted(cpu_flags())).encode()).hexdigest()[:12],
         "physical_cores": physical_cores(),
     }
-    if device == "cuda":
-        result["gpu"] = _gpu(device)
+    if device != "cpu":
+        result["gpu"] = _gpu(device, gpu)
     return result
+
+
+def declaration(device: str) -> dict[str, Any]:
+    """What this host is for a kind of device, with its name for people: ``{"device", "host", "fingerprint"}``.
+
+    Raises StepError where it lacks the device.
+    """
+    found = host(device)
+    if device != "cpu" and found.get("gpu") is None:
+        raise StepError(
+            f"{platform.node()} shows its job no {device} device; platforms.NAME.resources must ask the cluster for one"
+        )
+    return {"device": device, "host": platform.node(), "fingerprint": found}
+
+
+def difference(declared: Path | None) -> str | None:
+    """How this host differs from the one a platform was declared by, as a reason; None where it does not.
+
+    No declaration, no difference: the platform is the host that the workflow was called on.
+    """
+    if declared is None:
+        return None
+    there = read_json(declared)
+    expected, found = (_flat(each) for each in (there["fingerprint"], host(there["device"])))
+    other = [
+        f"{key} {found.get(key)!r} instead of {expected.get(key)!r}"
+        for key in sorted(expected | found)
+        if found.get(key) != expected.get(key)
+    ]
+    if not other:
+        return None
+    return (
+        f"this host, {platform.node()}, is not like {there['host']}, by which its platform was declared: "
+        f"{'; '.join(other)}. Have platforms.NAME.resources name hosts of one kind, or call `snakemake fingerprint`"
+    )
+
+
+def in_words(found: dict[str, Any]) -> str:
+    """A host's device in words: its GPU, or its processor and physical cores."""
+    gpu = found.get("gpu")
+    return ", ".join(gpu.values()) if gpu else f"{found['processor']}, {found['physical_cores']} cores"
+
+
+def _flat(found: dict[str, Any]) -> dict[str, Any]:
+    """A fingerprint with its GPU's fields beside the others: gpu.name, gpu.driver, …"""
+    gpu = {f"gpu.{key}": value for key, value in (found.get("gpu") or {}).items()}
+    return {key: value for key, value in found.items() if key != "gpu"} | gpu
 
 
 @cache
@@ -91,10 +145,10 @@ def _cpuinfo() -> dict[str, str]:
     return fields
 
 
-def _gpu(device: str) -> dict[str, str] | None:
+def _gpu(device: str, name: str | None) -> dict[str, str] | None:
     """Name, compute capability and driver of the GPU that a round would run on; None where none can be read."""
     try:
-        return telemetry.open_reader(device).identity()
+        return telemetry.open_reader(device, name).identity()
     except StepError:
         return None
 

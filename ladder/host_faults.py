@@ -6,22 +6,38 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from ladder import steps
+from ladder import devices, steps
 from ladder.dependencies import code_hash
+from ladder.errors import ConfigError
 from ladder.matrix import Engine, Matrix
 from ladder.stacks.registry import BUILT_IN
 
 
 def faults(matrix: Matrix) -> Iterator[str]:
     """What the configuration names and this host lacks, and engines that would share a name, one line each."""
-    if not matrix.ladders:
-        there = ", ".join(f"{name} ({ladder.platform})" for name, ladder in matrix.config.ladders.items())
-        yield f"platform: no ladder is for '{matrix.platform}'; ladders: {there}"
+    for platform in matrix.platforms:
+        if not any(ladder.platform == platform for ladder in matrix.ladders.values()):
+            there = ", ".join(f"{name} ({ladder.platform})" for name, ladder in matrix.config.ladders.items())
+            yield f"platform: no ladder is for '{platform}'; ladders: {there}"
+        for fault in devices.faults(matrix.device(platform), matrix.gpus(platform)):
+            yield f"platforms.{platform}.gpus: {fault}"
     for model in sorted({model for ladder in matrix.ladders.values() for model in ladder.models}):
         yield from _model_faults(matrix, model)
-    yield from _name_faults(matrix)
+    if undeclared := list(_undeclared(matrix)):
+        yield from undeclared
+    else:
+        yield from _name_faults(matrix)
     for stack in sorted({rung.stack for ladder in matrix.ladders.values() for rung in ladder.rungs}):
         yield from _stack_faults(matrix, stack)
+
+
+def _undeclared(matrix: Matrix) -> Iterator[str]:
+    """Platforms whose host is another one that nothing tells of."""
+    for platform in matrix.declarations:
+        try:
+            matrix.host(platform)
+        except ConfigError as error:
+            yield from error.faults
 
 
 def _model_faults(matrix: Matrix, name: str) -> Iterator[str]:
@@ -42,13 +58,13 @@ def _model_faults(matrix: Matrix, name: str) -> Iterator[str]:
 
 def _name_faults(matrix: Matrix) -> Iterator[str]:
     """Rungs whose engines differ and would still be called the same, so that one took the other's place."""
-    named: dict[str, tuple[Engine, str]] = {}
+    named: dict[tuple[str, str], tuple[Engine, str]] = {}
     for name, ladder in matrix.ladders.items():
         for rung in ladder.rungs:
             where = f"ladders.{name}.rungs.{rung.name}"
             engines = [matrix.engine(ladder, ladder.models[0], rung, batch) for batch in ladder.batches]
             for engine in {engine.name: engine for engine in engines}.values():
-                other, there = named.setdefault(engine.name, (engine, where))
+                other, there = named.setdefault((ladder.platform, engine.name), (engine, where))
                 if other.rung != engine.rung:
                     yield (
                         f"{where}: its engine and that of {there} would both be called '{engine.name}'; "

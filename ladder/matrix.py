@@ -1,20 +1,20 @@
 """Turns a validated configuration into everything the workflow makes, and knows what each file is called.
 
-Pure but for reading the host's fingerprint. What the steps that make it read and are told is in ladder/steps.py.
+Pure but for reading hosts' fingerprints. What the steps that make it read and are told is in ladder/steps.py.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
 from ladder import fingerprint
-from ladder.config import PRECISIONS_NEEDING_CALIBRATION, Config, Ladder, factors
+from ladder.config import PRECISIONS_NEEDING_CALIBRATION, Config, Device, Ladder, factors
 from ladder.config import Rung as RungConfig
 from ladder.errors import ConfigError
-from ladder.files import digest
+from ladder.files import digest, read_json
 
 REDUCED_PRECISIONS = PRECISIONS_NEEDING_CALIBRATION  # those with an ONNX file of their own
 SAME_ONNX = ("fp32", "tf32", "tf32-conv")  # these run the FP32 file; what differs is the runtime's setting
@@ -75,39 +75,100 @@ def export_file(model: str, name: str) -> str:
     return f"artifacts/{model}/{name}"
 
 
-def platform_of(config: Config) -> str:
-    """The configured platform; for ``auto`` the first whose device this host has, GPUs before the CPU.
+def platforms_of(config: Config) -> list[str]:
+    """The configured platforms; for ``auto`` the first whose device this host has, GPUs before the CPU.
 
     Raises ConfigError where this host has none of the platforms' devices.
     """
-    if config.platform != "auto":
+    if isinstance(config.platform, list):
         return config.platform
-    for device in ("cuda", "cpu"):
+    if config.platform != "auto":
+        return [config.platform]
+    for device in ("cuda", "rocm", "cpu"):
         for name, platform in config.platforms.items():
-            if platform.device == device and (device == "cpu" or fingerprint.host(device).get("gpu")):
-                return name
+            if platform.device == device and _is_here(device):
+                return [name]
     raise ConfigError([f"platform: auto finds the device of none of {', '.join(config.platforms)} on this host"])
+
+
+def _is_here(device: str) -> bool:
+    """Whether this host has a kind of device and, for an AMD GPU, ROCm: without it nothing here runs on one."""
+    gpu = fingerprint.host(device).get("gpu") or {}
+    return device == "cpu" or ("rocm" in gpu if device == "rocm" else bool(gpu))
 
 
 class Matrix:
     def __init__(self, config: Config, raw: dict[str, Any]):
         self.config = config
         self.raw = raw  # as it was given, for the report's call
-        self.platform = platform_of(config)
-        self.device = config.platforms[self.platform].device
+        self.platforms = platforms_of(config)
+
+    def device(self, platform: str) -> Device:
+        return self.config.platforms[platform].device
+
+    def gpus(self, platform: str) -> list[str]:
+        """The GPUs of a platform, by number or UUID; none: the first that a process sees."""
+        return [str(gpu) for gpu in self.config.platforms[platform].gpus]
+
+    def rounds_at_once(self, platform: str) -> int:
+        """How many of a platform's rounds may run beside each other on this host."""
+        alone = self.config.platforms[platform].exclusive_host
+        return 1 if alone else max(1, len(self.gpus(platform)))
+
+    def gpu_turn(self, name: str, model: str) -> int:
+        """The place, among its platform's GPUs, of the one a ladder prefers for a model: ladders take turns."""
+        return self._turns[name, model] % max(1, len(self.gpus(self.ladders[name].platform)))
 
     @cached_property
-    def host(self) -> dict[str, Any]:
-        """The fingerprint that engines and rounds of this platform are keyed by."""
-        return fingerprint.host(self.device)
+    def _turns(self) -> dict[tuple[str, str], int]:
+        """The place of every ladder and model among those of its platform."""
+        return {
+            pair: place
+            for platform in self.platforms
+            for place, pair in enumerate(
+                (name, model)
+                for name, ladder in self.ladders.items()
+                if ladder.platform == platform
+                for model in ladder.models
+            )
+        }
+
+    def declaration(self, platform: str) -> str | None:
+        """The file that ``snakemake fingerprint`` leaves of another host; None for a platform that is this host."""
+        return f"artifacts/{platform}/host.json" if self.config.platforms[platform].host == "declared" else None
+
+    @property
+    def declarations(self) -> dict[str, str]:
+        """The declarations of the configured platforms, by platform, whether they are there or not."""
+        return {platform: path for platform in self.platforms if (path := self.declaration(platform))}
+
+    @cache  # noqa: B019 - a matrix lives as long as its process
+    def host(self, platform: str) -> dict[str, Any]:
+        """The fingerprint that a platform's engines and rounds are keyed by.
+
+        Raises ConfigError where it is another host's that was not declared yet, or not for this device.
+        """
+        path, device = self.declaration(platform), self.device(platform)
+        if path is None:
+            return fingerprint.host(device, next(iter(self.gpus(platform)), None))
+        where = f"platforms.{platform}.host: declared, but {path}"
+        try:
+            declared = read_json(Path(path))
+        except FileNotFoundError:
+            raise ConfigError([f"{where} is not there; call `snakemake fingerprint` first"]) from None
+        if declared["device"] != device:
+            raise ConfigError(
+                [f"{where} is of its {declared['device']}; call `snakemake fingerprint` for its {device}"]
+            )
+        return declared["fingerprint"]
 
     @cached_property
     def ladders(self) -> dict[str, Ladder]:
-        """The ladders of the configured platform, after limits."""
+        """The ladders of the configured platforms, after limits."""
         limits = self.config.limits
         chosen = {}
         for name, ladder in self.config.ladders.items():
-            if ladder.platform == self.platform:
+            if ladder.platform in self.platforms:
                 chosen[name] = ladder.model_copy(
                     update={
                         "models": ladder.models[: limits.models],
@@ -130,7 +191,7 @@ class Matrix:
         """Every round of the named ladders, first rounds of all before second ones."""
         names = list(self.ladders) if ladders is None else ladders
         found = [
-            Round(model, name, batch, number, self.platform)
+            Round(model, name, batch, number, self.ladders[name].platform)
             for name in names
             for model in self.ladders[name].models
             for batch in self.ladders[name].batches
@@ -139,14 +200,14 @@ class Matrix:
         return sorted(found, key=lambda round: round.number)
 
     @cached_property
-    def engines(self) -> dict[tuple[str, str], Engine]:
-        """Every engine of the platform by (model, engine name)."""
-        return {(engine.model, engine.name): engine for engine in self.engines_of(list(self.ladders))}
+    def engines(self) -> dict[tuple[str, str, str], Engine]:
+        """Every engine of the platforms by (platform, model, engine name)."""
+        return {(e.platform, e.model, e.name): e for e in self.engines_of(list(self.ladders))}
 
     def engines_of(self, ladders: list[str]) -> list[Engine]:
         """The engines of some ladders, each once."""
         found = {
-            (engine.model, engine.name): engine
+            engine.id: engine
             for name in ladders
             for ladder in [self.ladders[name]]
             for model in ladder.models
@@ -167,13 +228,13 @@ class Matrix:
             parts.append(digest(rung.options)[:8])
         described = self.rung(ladder, rung)
         shared = {k: v for k, v in described.items() if k != "name"} | {"launch": "eager", "transfers": "excluded"}
-        return Engine(self.platform, model, "-".join(parts), shared, batch if static else None, rung.precision)
+        return Engine(ladder.platform, model, "-".join(parts), shared, batch if static else None, rung.precision)
 
     def rung(self, ladder: Ladder, rung: RungConfig) -> dict[str, Any]:
         """The fields of stacks.base.Rung."""
         found = factors(self.config, ladder, rung)
         if found["threads"] == "physical":
-            found["threads"] = fingerprint.physical_cores()
+            found["threads"] = self.host(ladder.platform)["physical_cores"]
         return {"name": rung.name, "stack": rung.stack, **found}
 
     def weights(self, model: str) -> str | None:
@@ -205,25 +266,28 @@ class Matrix:
         name = self.config.stacks[stack].environment
         return None if name == "main" else f"artifacts/environments/{name}.id.json"
 
-    @cached_property
-    def peaks_stack(self) -> str | None:
+    def peaks_stack(self, platform: str) -> str | None:
         """The stack whose PyTorch measures the device's peaks: one in an environment that the ladders need anyway."""
         environments = {
-            self.config.stacks[rung.stack].environment for ladder in self.ladders.values() for rung in ladder.rungs
+            self.config.stacks[rung.stack].environment
+            for ladder in self.ladders.values()
+            if ladder.platform == platform
+            for rung in ladder.rungs
         }
         return next(
             (
                 name
                 for name, stack in self.config.stacks.items()
-                if stack.api == "pytorch" and stack.device == self.device and stack.environment in environments
+                if stack.api == "pytorch"
+                and stack.device == self.device(platform)
+                and stack.environment in environments
             ),
             None,
         )
 
-    @property
-    def peaks(self) -> str | None:
-        """The file of the measured peaks; None where no PyTorch could measure them."""
-        return f"artifacts/{self.platform}/peaks.json" if self.peaks_stack else None
+    def peaks(self, platform: str) -> str | None:
+        """The file of a platform's measured peaks; None where no PyTorch could measure them."""
+        return f"artifacts/{platform}/peaks.json" if self.peaks_stack(platform) else None
 
 
 def _file_precision(precision: str) -> str:

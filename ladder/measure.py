@@ -17,7 +17,6 @@ from typing import Any
 from ladder.median_interval import median_interval
 from ladder.stacks.base import Arrays, Session
 
-DEVICE_LAUNCHES = 30  # behind the device's own clock, which varies less than the host's
 CHECK_EVERY = 10  # iterations between looks at the median's interval, so that looking costs nothing that is timed
 
 
@@ -27,8 +26,7 @@ class Measurement:
     warmup: int
     stopped_by: str  # iterations | interval | time; of several repeats each one that ended one, comma-separated
     throughput_ips: float  # images/s of the throughput pass
-    throughput_launches: int
-    device_ms: dict[str, float]  # device_span_ms, device_busy_ms; empty where the device has no clock
+    device_ms: list[dict[str, list[float]]]  # of each repeat by clock, see Session.device_ms
     loops_ns: list[tuple[int, int]]  # start and end of each latency loop by the same clock
     throughput_ns: tuple[int, int]  # of the throughput pass
 
@@ -36,14 +34,14 @@ class Measurement:
 def measure(
     session: Session, batches: list[Arrays], batch: int, transfers: str, settings: dict[str, Any]
 ) -> Measurement:
-    """Warm up, time single launches, ask the device's own clock, then time launches back to back.
+    """Warm up, time single launches, ask the device's own clock, all this in each repeat; then launch back to back.
 
     ``batches`` are the distinct inputs that rotate through the bound buffer; ``settings`` is the
     configuration's measure section.
     """
     inputs = cycle(batches)
     once = _with_transfers if transfers == "included" else _without_transfers
-    repeats, reasons, loops = [], [], []
+    repeats, reasons, loops, device_ms = [], [], [], []
     with _no_garbage_collection():
         for _ in range(settings["repeats"]):
             for _ in range(settings["warmup"]):
@@ -53,16 +51,15 @@ def measure(
             loops.append((start, time.perf_counter_ns()))
             repeats.append(latencies)
             reasons.append(stopped_by)
-        device_ms = session.device_ms(DEVICE_LAUNCHES)
+            device_ms.append(session.device_ms(settings["device_launches"]))
         start = time.perf_counter_ns()
-        ips, launches = _throughput(session, inputs, batch, transfers, settings)
+        ips = _throughput(session, inputs, batch, transfers, settings)
         end = time.perf_counter_ns()
     return Measurement(
         latencies_ns=repeats,
         warmup=settings["warmup"],
         stopped_by=", ".join(sorted(set(reasons))),
         throughput_ips=ips,
-        throughput_launches=launches,
         device_ms=device_ms,
         loops_ns=loops,
         throughput_ns=(start, end),
@@ -115,8 +112,8 @@ def _with_transfers(session: Session, inputs: Arrays) -> int:
 
 def _throughput(
     session: Session, inputs: Iterator[Arrays], batch: int, transfers: str, settings: dict[str, Any]
-) -> tuple[float, int]:
-    """Images/s of launches back to back, at most ``queue`` in flight, and how many launches it took."""
+) -> float:
+    """Images/s of launches back to back, at most ``queue`` in flight."""
     least, span = settings["throughput_iterations"], int(settings["throughput_seconds"] * 1e9)
     launches = 0
     start = time.perf_counter_ns()
@@ -131,7 +128,7 @@ def _throughput(
         elif launches % settings["queue"] == 0:
             session.synchronise()
     session.synchronise()
-    return launches * batch / (time.perf_counter_ns() - start) * 1e9, launches
+    return launches * batch / (time.perf_counter_ns() - start) * 1e9
 
 
 @contextmanager

@@ -78,8 +78,16 @@ DATASHEETS: dict[str, Datasheet] = {
     "AMD Instinct MI300X": _tensor_cores(
         163.4, 653.7, 1307.4, 1307.4, 2614.9, 5300, "AMD Instinct MI300X, datasheet; FP32 in matrix cores"
     ),
+    "AMD Instinct MI325X": _tensor_cores(
+        163.4, 653.7, 1307.4, 1307.4, 2614.9, 6000, "AMD Instinct MI325X, datasheet; FP32 in matrix cores"
+    ),
     "AMD Instinct MI250X": Datasheet({"fp32": 47.85, "fp16": 191.5, "bf16": 191.5, "int8": 191.5}, 1600, _MI250X),
 }
+
+
+def datasheet(device: str | None) -> Datasheet | None:
+    """The datasheet of a device by the name that its driver gives it; a whole AMD GPU lent to a guest is that GPU."""
+    return DATASHEETS.get((device or "").removesuffix(" VF"))
 
 
 def measure(device: str, threads: int) -> dict[str, Any]:

@@ -16,16 +16,20 @@ COOLDOWN_SECONDS = 300.0  # a device that stays too hot for longer will not beco
 BUSY_LIMIT = 0.2  # CPUs; ticks of 10 ms over 0.2 s cannot tell less than 0.05 on one CPU from nothing
 
 
-def host_state(device: str) -> dict[str, Any]:
-    """The host as it is now, a GPU's settings under ``gpu_state``; anything that cannot be read is None."""
+def host_state(device: str, gpu: str | None = None) -> dict[str, Any]:
+    """The host as it is now, a GPU's settings under ``gpu_state``; anything that cannot be read is None.
+
+    Of the GPU with this UUID, or of the first one seen.
+    """
     return {
-        **fingerprint.host(device),
-        **({} if device == "cpu" else {"gpu_state": _gpu_state(device)}),
+        **fingerprint.host(device, gpu),
+        **({} if device == "cpu" else {"gpu_state": _gpu_state(device, gpu)}),
         "host": platform.node(),
         "kernel": platform.release(),
         "os": _os_name(),
         "python": platform.python_version(),
         "logical_cpus": os.cpu_count(),
+        **_topology(),
         "memory_mb": _memory_mb(),
         "governor": _first("/sys/devices/system/cpu", "cpu*/cpufreq/scaling_governor"),
         "turbo_off": _first("/sys/devices/system/cpu/intel_pstate", "no_turbo"),
@@ -50,12 +54,14 @@ def warnings(state: dict[str, Any], busy: float | None, threads: int) -> list[st
         found.append(f"{threads} threads on {state['physical_cores']} physical cores")
     if (state.get("gpu_state") or {}).get("persistence") is False:
         found.append("the GPU's persistence mode is off: its driver may be unloaded between runs (nvidia-smi -pm 1)")
+    if (state.get("gpu_state") or {}).get("read_by") == "rocm-smi":
+        found.append("the GPU is read by rocm-smi, minutes apart, since amdsmi cannot be imported (docs/amd.md)")
     return found
 
 
-def _gpu_state(device: str) -> dict[str, Any] | None:
+def _gpu_state(device: str, uuid: str | None) -> dict[str, Any] | None:
     try:
-        return telemetry.open_reader(device).state()
+        return telemetry.open_reader(device, uuid).state()
     except StepError:
         return None
 
@@ -113,6 +119,22 @@ def _on_battery() -> bool | None:
     supplies = list(Path("/sys/class/power_supply").glob("*/online"))
     states = [path.read_text().strip() for path in supplies]
     return all(state == "0" for state in states) if states else None
+
+
+def _topology() -> dict[str, int | None]:
+    """Sockets, cores of a socket and threads of a core, as lscpu counts them over the whole host."""
+    cpus = [
+        tuple(_first(str(place), name) for name in ("physical_package_id", "core_id"))
+        for place in Path("/sys/devices/system/cpu").glob("cpu[0-9]*/topology")
+    ]
+    if not cpus or None in {part for cpu in cpus for part in cpu}:
+        return dict.fromkeys(("sockets", "cores_per_socket", "threads_per_core"))
+    sockets, cores = len({cpu[0] for cpu in cpus}), len(set(cpus))
+    return {
+        "sockets": sockets,
+        "cores_per_socket": cores // sockets,
+        "threads_per_core": len(cpus) // cores,
+    }
 
 
 def _memory_mb() -> float | None:

@@ -11,8 +11,9 @@ from pathlib import Path
 _PR_SET_PDEATHSIG = 1
 # variables that choose a runtime's threads, code paths or allocator behind the configuration's back, by their beginning
 _TUNING = (
-    "ATEN_", "CUBLAS_", "CUDA_LAUNCH_BLOCKING", "CUDNN_", "DNNL_", "GOMP_", "KMP_", "MALLOC_", "MKL_", "OMP_",
-    "ONEDNN_", "ORT_", "OV_", "PYTORCH_", "TORCHINDUCTOR_", "TORCH_",
+    "AMD_SERIALIZE_", "ATEN_", "CUBLAS_", "CUDA_LAUNCH_BLOCKING", "CUDNN_", "DNNL_", "GOMP_", "HIPBLASLT_",
+    "HIP_LAUNCH_BLOCKING", "KMP_", "MALLOC_", "MIGRAPHX_", "MIOPEN_", "MKL_", "OMP_", "ONEDNN_", "ORT_", "OV_",
+    "PYTORCH_", "ROCBLAS_", "TORCHINDUCTOR_", "TORCH_",
 )  # fmt: skip
 PARENT = "LADDER_PARENT"  # rules/common.smk sets it for Snakemake
 

@@ -1,20 +1,28 @@
-"""How many rounds of this sitting are left, and for how long."""
+"""How many rounds of this sitting are left, and for how long; what jobs say, wherever they run."""
 
 from __future__ import annotations
 
+import atexit
+import os
+import platform
 import sys
+import threading
+import time
+from contextlib import suppress
 from pathlib import Path
 
-from ladder.files import read_json, write_json
+from ladder.files import read_json, write_json, write_text
 
 STATE = Path(".ladder")  # what lives only while a sitting does: its lock and its progress
-_PLAN, _DONE = STATE / "progress.json", STATE / "progress.done"
+_PLAN, _DONE, _SAID = STATE / "progress.json", STATE / "done", STATE / "said"
+_RELAYED = "LADDER_RELAYED"  # set where a call's jobs do not share its terminal
+_RELAY_SECONDS = 2.0
 
 
 def start(rounds: int, runs: int, seconds: float | None) -> None:
     """Note what this sitting has to measure and print the estimate (seconds, s), where there is one."""
     write_json(_PLAN, {"rounds": rounds})
-    _DONE.unlink(missing_ok=True)
+    _empty(_DONE)
     if rounds:
         print(
             f"Plan: {amount(rounds, runs, seconds)}; first, whatever has to be exported and built.",
@@ -29,16 +37,70 @@ def amount(rounds: int, runs: int, seconds: float | None) -> str:
 
 
 def finish_round(seconds: float) -> str:
-    """Note one more finished round (seconds, s); say how many are left and for how long, from the pace so far."""
+    """Note one more finished round (seconds, s); say how many are left and for how long, from the pace so far.
+
+    Rounds on several hosts overlap, so the pace is the time since the first one began over those that are done. Each
+    is a file of its own, whose name tells when it began: hosts that share a folder may lose lines that two of them
+    append to one file, and there may be thousands.
+    """
     if not _PLAN.is_file():
         return f"round done in {duration(seconds)}"
-    planned = read_json(_PLAN)["rounds"]
-    with open(_DONE, "a", encoding="utf-8") as stream:
-        stream.write(f"{seconds:.1f}\n")
-    took = [float(line) for line in _DONE.read_text(encoding="utf-8").splitlines()]
-    left = max(planned - len(took), 0)
-    pace = sum(took) / len(took)
-    return f"round {len(took)} of {planned} done in {duration(seconds)}; {left} left, about {duration(left * pace)}"
+    planned, now_ns = read_json(_PLAN)["rounds"], time.time_ns()
+    write_text(_DONE / _unique_name(now_ns - int(seconds * 1e9)), "")
+    done = _whole_files(_DONE)
+    left = max(planned - len(done), 0)
+    pace = (now_ns - int(done[0].name.partition("-")[0])) / 1e9 / len(done)
+    return f"round {len(done)} of {planned} done in {duration(seconds)}; {left} left, about {duration(left * pace)}"
+
+
+def say(line: str) -> None:
+    """Print a job's line where the person who called the workflow sees it, on whatever host the job runs."""
+    if is_relayed():
+        write_text(_SAID / _unique_name(time.time_ns()), line + "\n")
+    else:
+        print(line, flush=True)
+
+
+def is_relayed() -> bool:
+    """Whether this is a job of a call whose jobs run on other hosts."""
+    return _RELAYED in os.environ
+
+
+def relay() -> None:
+    """From now on print what jobs on other hosts say, a few seconds later, until this process ends."""
+    _empty(_SAID)
+    os.environ[_RELAYED] = "1"  # their environment is this process's
+    atexit.register(_pass_on)
+
+    def keep_passing_on() -> None:
+        while True:
+            time.sleep(_RELAY_SECONDS)
+            _pass_on()
+
+    threading.Thread(target=keep_passing_on, daemon=True).start()
+
+
+def _pass_on() -> None:
+    for path in _whole_files(_SAID):
+        with suppress(FileNotFoundError):  # at the end there are two of us
+            line = path.read_text(encoding="utf-8")
+            path.unlink()
+            print(line, end="", file=sys.stderr, flush=True)
+
+
+def _unique_name(time_ns: int) -> str:
+    """A file's name that no other process of any host has, in the order of time."""
+    return f"{time_ns}-{platform.node()}-{os.getpid()}"
+
+
+def _whole_files(folder: Path) -> list[Path]:
+    """The files of a folder under their final names (``files.replacing``), in order."""
+    return sorted(path for path in folder.glob("*") if not path.name.startswith("."))
+
+
+def _empty(folder: Path) -> None:
+    for path in folder.glob("*"):
+        path.unlink()
 
 
 def duration(seconds: float) -> str:

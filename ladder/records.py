@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from sys import intern
 from typing import Any
 
 import numpy as np
@@ -12,8 +13,8 @@ import pyarrow.parquet
 
 from ladder import tables, utilisation
 from ladder.errors import StepError
-from ladder.files import read_json, sha256
-from ladder.peaks import DATASHEETS, Datasheet
+from ladder.files import canonical_json, read_json, sha256
+from ladder.peaks import Datasheet, datasheet
 
 DERIVED = (
     "median_ms", "mean_ms", "std_ms", "min_ms", "p90_ms", "p95_ms", "p99_ms", "latency_ips", *utilisation.COLUMNS
@@ -40,6 +41,23 @@ def read_round(path: Path) -> Row:
     if not record["rows"] and not record["failures"]:
         raise StepError(f"{path}: holds neither results nor failures; delete it to repeat the round")
     return record | {"path": path}
+
+
+def lean(record: Row, seen: dict[str, Any]) -> Row:
+    """A round's record without what no table needs; what it has in common with those ``seen`` before is held once.
+
+    Thousands of rounds repeat the same names, hashes, versions and host.
+    """
+    rows = [{intern(key): intern(v) if isinstance(v, str) else v for key, v in row.items()} for row in record["rows"]]
+    details = {
+        intern(rung): {part: _once(detail[part], seen) for part in ("identity", "facts")}
+        for rung, detail in record["details"].items()
+    }
+    return record | {"rows": rows, "details": details, "host_state": _once(record["host_state"], seen)}
+
+
+def _once(value: Any, seen: dict[str, Any]) -> Any:
+    return seen.setdefault(canonical_json(value), value)
 
 
 def by_settings(records: Sequence[Row], ladders: Sequence[Row]) -> tuple[list[Row], list[Row]]:
@@ -161,4 +179,4 @@ def peaks_of(platform: str, device: str | None, peaks: Mapping[str, Row | None])
     ``peaks`` are what the peaks' step left, by platform. Raises KeyError for a platform that is not among them.
     """
     found = peaks[platform]
-    return (found if found and found["status"] == "ok" else None), DATASHEETS.get(device or "")
+    return (found if found and found["status"] == "ok" else None), datasheet(device)

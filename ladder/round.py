@@ -14,8 +14,8 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ladder import dependencies, fingerprint, locks, out_of_memory, preflight, process, telemetry
+from ladder import dependencies, devices, fingerprint, out_of_memory, preflight, process, telemetry
 from ladder.errors import StepError
 from ladder.files import digest, read_json, replacing, sha256, write_json
 from ladder.step import attempts_path, id_path_of
@@ -54,12 +54,22 @@ def order(rungs: list[str], seed: int, number: int) -> list[str]:
     return shuffled
 
 
-def measure_round(spec: dict[str, Any], output: Path, raw: Path, log: Path) -> dict[str, Any]:
+def measure_round(
+    spec: dict[str, Any],
+    output: Path,
+    raw: Path,
+    log: Path,
+    declared: Path | None = None,
+    gpus: Sequence[str] = (),
+    say: Callable[[str], None] = print,
+) -> dict[str, Any]:
     """Measure one round and write its record and its raw latencies; return the record.
 
     A finished round whose key (everything it depends on, by content) is the same is kept as it is. One with another key
     is set aside under its key, and taken back when the configuration that it was measured for comes back. What was
-    seen of a GPU meanwhile stands beside the latencies (``ladder.telemetry.raw``).
+    seen of a GPU meanwhile stands beside the latencies (``ladder.telemetry.raw``). Where this host is not like the one
+    that ``declared`` tells of, nothing is measured. ``gpus``: those that the round may run on, best first, by number or
+    UUID; none: the first that this process sees (``ladder.devices``). ``say`` is given a line for each run that ended.
     """
     upstream = {rung["rung"]["name"]: _upstream(rung) for rung in spec["rungs"]}
     # why a rung could not be had may be told differently each time; that it could not is what matters
@@ -72,19 +82,30 @@ def measure_round(spec: dict[str, Any], output: Path, raw: Path, log: Path) -> d
     _set_aside(output, raw)
     if (kept := _taken_back(output, raw, key)) is not None:
         return {**kept, "kept": True}
+    unusable = fingerprint.difference(declared)
     sitting = os.environ.get("LADDER_SITTING", "by hand")
     ran_out = out_of_memory.Seen(output.parents[1], sitting)
     device = spec["device"]
-    host = preflight.host_state(device)
     rows: list[dict[str, Any]] = []
     failures: list[dict[str, Any]] = []
     tables: list[pa.Table] = []
     samples: dict[str, list[Sample]] = {}
     details: dict[str, Any] = {}
     by_name = {rung["rung"]["name"]: rung for rung in spec["rungs"]}
-    waiting = "waiting: another workflow of this host is measuring or building"
+    waiting = "waiting: another round or workflow of this host is measuring or building"
     log.parent.mkdir(parents=True, exist_ok=True)
-    with locks.host_lock(exclusive=True, waiting=waiting), open(log, "w", encoding="utf-8") as log_stream:
+    with ExitStack() as holding, open(log, "w", encoding="utf-8") as log_stream:
+        alone, gpu = spec["exclusive_host"], None
+        try:
+            gpu = holding.enter_context(
+                devices.held(device, gpus, output.parents[1], exclusive_host=alone, waiting=waiting)
+            )
+        except StepError as error:
+            unusable = unusable or str(error)
+        if unusable:
+            for rung in upstream.values():
+                rung["failed"] = {"stage": "run", "permanent": False, "reason": unusable}
+        host = {**preflight.host_state(device, gpu), "exclusive_host": alone}
         threads = max(rung["rung"]["threads"] for rung in spec["rungs"])
         warnings = preflight.warnings(host, preflight.busy_cpus(), threads)
         for position, name in enumerate(order(list(by_name), spec["seed"], spec["round"])):
@@ -92,24 +113,28 @@ def measure_round(spec: dict[str, Any], output: Path, raw: Path, log: Path) -> d
             if (failed := upstream[name]["failed"]) is not None:
                 failures.append(_failure(spec, name, failed))
                 continue
-            if (smaller := ran_out.at(name) or spec["batch"]) < spec["batch"]:
-                reason = f"not tried: it ran out of memory at batch {smaller} in this sitting; another call tries again"
+            if (before := ran_out.below(name, spec["batch"])) is not None:
+                reason = (
+                    f"not tried after its run at batch {before['batch']} in this sitting failed with "
+                    f'"{before["reason"]}"; another call tries again'
+                )
                 failures.append(_failure(spec, name, {"stage": "run", "permanent": False, "reason": reason}))
                 continue
-            run = _run(spec, rung, log_stream)
+            run = _run(spec, rung, gpu, log_stream)
             result = run.result
             samples[name] = run.samples
             warnings += run.warnings
             if result["status"] != "ok":
                 if out_of_memory.is_told_by(result["reason"]):
-                    ran_out.note(name, spec["batch"])
+                    ran_out.note(name, spec["batch"], result["reason"])
                 failures.append(_failure(spec, name, {"stage": "run", "log": str(log), **result}))
+                say(f"{name}: no result: {result['reason']}")
                 continue
             rows.append(
                 {
                     "platform": spec["platform"],
                     "host": platform.node(),
-                    "device_uuid": fingerprint.device_uuid(device),
+                    "device_uuid": gpu or fingerprint.device_uuid(device),
                     "model": spec["model"]["name"],
                     "weights": upstream[name]["weights"],
                     "ladder": spec["ladder"],
@@ -127,8 +152,9 @@ def measure_round(spec: dict[str, Any], output: Path, raw: Path, log: Path) -> d
                     "raw": str(raw),
                 }
             )
-            details[name] = {key: result[key] for key in ("facts", "identity", "phases")}
+            details[name] = {key: result[key] for key in ("facts", "identity", "phases", "device_ms")}
             tables.append(_table(name, run.latencies_ns))
+            say(f"{name}: {np.median(run.latencies_ns[:, 1]) / 1e6:.4g} ms, median of {len(run.latencies_ns)} launches")
     with replacing(raw) as temporary:
         pq.write_table(pa.concat_tables(tables) if tables else _table("", _NO_LATENCIES), temporary)
     telemetry_raw.write(raw, samples)
@@ -197,7 +223,20 @@ def _set_aside(output: Path, raw: Path) -> None:
     record = _whole(output, raw)
     if record is not None and record["rows"]:
         for path in filter(Path.exists, (output, raw, telemetry_raw.path_of(raw))):
+            _aside(path, record["key"]).unlink(missing_ok=True)  # its second name: renaming would leave both
             os.replace(path, _aside(path, record["key"]))
+
+
+def keep_beside(output: Path, raw: Path) -> None:
+    """Give a measured round's files a second name, the one under which a later call takes it back.
+
+    Where a cluster loses a job between the end of its step and its own, Snakemake removes what it made.
+    """
+    record = read_json(output)
+    for path in filter(Path.exists, (telemetry_raw.path_of(raw), raw, output) if record["rows"] else ()):
+        beside = _aside(path, record["key"])
+        beside.unlink(missing_ok=True)
+        os.link(path, beside)
 
 
 def _taken_back(output: Path, raw: Path, key: str) -> dict[str, Any] | None:
@@ -211,10 +250,10 @@ def _taken_back(output: Path, raw: Path, key: str) -> dict[str, Any] | None:
     return record
 
 
-def _run(spec: dict[str, Any], rung: dict[str, Any], log: Any) -> Run:
-    """Start one rung's process and wait; a GPU that cannot be watched is a failure of the run."""
+def _run(spec: dict[str, Any], rung: dict[str, Any], uuid: str | None, log: Any) -> Run:
+    """Start one rung's process on the CPU or the GPU with this UUID, and wait; one that cannot be watched fails it."""
     try:
-        gpu = None if spec["device"] == "cpu" else telemetry.open_reader(spec["device"])
+        gpu = None if spec["device"] == "cpu" else telemetry.open_reader(spec["device"], uuid)
         return _watched_run(spec, rung, gpu, log)
     except StepError as error:
         failed = {"status": "failed", "permanent": error.permanent, "reason": str(error)}

@@ -7,6 +7,8 @@ Needs numpy and the rung's own runtime, nothing else. ``scripts/run.py SPEC.json
 from __future__ import annotations
 
 import os
+import platform
+import statistics
 import time
 from datetime import UTC, datetime
 from pathlib import Path
@@ -41,7 +43,6 @@ def run(spec: dict[str, Any], latencies_file: Path) -> dict[str, Any]:
     batches = distinct_batches(Path(spec["inputs"]), batch)
     session.bind(batches[0])  # what a session makes at the first binding is made before anything is timed
     measured = measure.measure(session, batches, batch, rung.transfers, spec["measure"])
-    _refuse_nonsense(session.outputs())
     np.save(latencies_file, np.asarray([(r, ns) for r, repeat in enumerate(measured.latencies_ns) for ns in repeat]))
     row = {
         "started_at": started_at,
@@ -50,8 +51,8 @@ def run(spec: dict[str, Any], latencies_file: Path) -> dict[str, Any]:
         "stopped_by": measured.stopped_by,
         "throughput_ips": measured.throughput_ips,
         "process_mem_mb": process.peak_memory_mb(),
-        **_told(session.memory_mb(), MEMORY),
-        **_told(measured.device_ms, DEVICE),
+        **_memory(session.memory_mb()),
+        **_device_medians(measured.device_ms),
     }
     facts = session.facts()
     if rung.device == "cpu" and facts.get("threads") != rung.threads:
@@ -62,9 +63,14 @@ def run(spec: dict[str, Any], latencies_file: Path) -> dict[str, Any]:
         "opening_ns": opening_ns,
         "loops_ns": measured.loops_ns,
         "throughput_ns": measured.throughput_ns,
-        "throughput_launches": measured.throughput_launches,
     }
-    result = {"row": row, "facts": facts, "identity": stack.identity(), "phases": phases}
+    result = {
+        "row": row,
+        "facts": facts,
+        "identity": {"python": platform.python_version(), **stack.identity()},
+        "phases": phases,
+        "device_ms": measured.device_ms,
+    }
     session.close()
     return result
 
@@ -84,14 +90,29 @@ def distinct_batches(inputs: Path, batch: int) -> list[Arrays]:
     return [{name: array[first : first + batch] for name, array in tiled.items()} for first in range(samples)]
 
 
-def _told(values: dict[str, Any], columns: tuple[str, ...]) -> dict[str, float | None]:
+def _memory(told: dict[str, Any]) -> dict[str, float | None]:
     """The columns of a stack's own readings, None where it has none. Raises StepError for any other reading."""
-    for name, value in values.items():
-        if name not in columns or isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
+    for name, value in told.items():
+        if name not in MEMORY or not _is_reading(value):
             raise StepError(
-                f"the stack reads {name} = {value!r}; expected are numbers of 0 or more, {', '.join(columns)}"
+                f"the stack reads {name} = {value!r}; expected are numbers of 0 or more, {', '.join(MEMORY)}"
             )
-    return dict.fromkeys(columns) | values
+    return dict.fromkeys(MEMORY) | told
+
+
+def _device_medians(repeats: list[dict[str, Any]]) -> dict[str, float | None]:
+    """The median of each of the device's clocks over all launches, ms, None without any. Raises StepError as above."""
+    for name, launches in (reading for repeat in repeats for reading in repeat.items()):
+        if name not in DEVICE or not isinstance(launches, list) or not all(map(_is_reading, launches)):
+            raise StepError(
+                f"the stack reads {name} = {launches!r}; expected is a list of ms, one a launch, of {', '.join(DEVICE)}"
+            )
+    every = {name: [ms for repeat in repeats for ms in repeat.get(name, ())] for name in DEVICE}
+    return {name: statistics.median(launches) if launches else None for name, launches in every.items()}
+
+
+def _is_reading(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and value >= 0
 
 
 def _check_outputs(session: Session, batches: list[Arrays], batch: int, reference: Path) -> None:
@@ -105,12 +126,6 @@ def _check_outputs(session: Session, batches: list[Arrays], batch: int, referenc
     with np.load(reference) as stored:
         expected = {name: np.take(stored[name], range(batch), axis=0, mode="wrap") for name in stored.files}
     parity.refuse_broken(session.outputs(), expected, batch)
-
-
-def _refuse_nonsense(outputs: Arrays) -> None:
-    for name, array in outputs.items():
-        if array.dtype.kind == "f" and not np.isfinite(array).all():
-            raise StepError(f"output '{name}' holds NaN or infinity after the timed loop; the latencies mean nothing")
 
 
 def measure_rung(spec_file: Path) -> None:

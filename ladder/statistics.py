@@ -108,6 +108,23 @@ def paired_interval(log_ratios: ArrayLike, alpha: float = ALPHA) -> Interval:
     return Interval(mean, mean - half, mean + half)
 
 
+def welch_interval(first: ArrayLike, second: ArrayLike, alpha: float = ALPHA) -> Interval:
+    """Interval of the difference of the means of two samples that were not taken in pairs, at 1 - alpha.
+
+    ``first`` is [..., n], ``second`` [..., m], of n and m at least 2, e.g. logarithms of run medians of two hosts; the
+    result has the leading shape. Welch, Biometrika 34, 1947, with the degrees of freedom of Satterthwaite, Biometrics
+    Bulletin 2, 1946: neither the spreads nor the numbers need be equal. No spread gives an interval of no width.
+    """
+    samples = [np.asarray(sample, dtype=float) for sample in (first, second)]
+    mean = samples[0].mean(axis=-1) - samples[1].mean(axis=-1)
+    one, other = (np.asarray(sample.var(axis=-1, ddof=1) / sample.shape[-1]) for sample in samples)
+    variance = one + other
+    share = np.divide(one, variance, out=np.full_like(variance, 0.5), where=variance > 0)
+    freedom = 1 / (share**2 / (samples[0].shape[-1] - 1) + (1 - share) ** 2 / (samples[1].shape[-1] - 1))
+    half = stats.t.ppf(1 - alpha / 2, freedom) * np.sqrt(variance)
+    return Interval(mean, mean - half, mean + half)
+
+
 def verdict(low: float, high: float, rounds: int) -> str:
     """``faster`` where the interval [low, high] of ln(from / to) lies above 0, ``slower`` where below.
 

@@ -13,7 +13,6 @@ id into a row of failures.csv. (A job that exits non-zero would block every cons
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import traceback
 from collections.abc import Iterator, Sequence
@@ -46,12 +45,12 @@ def read_id(path: Path) -> dict[str, Any]:
     return record
 
 
-def json_argument(text: str) -> Any:
-    """A script's JSON argument: the text itself, or ``@FILE``. Raises argparse's own error."""
+def json_file(path: str) -> Any:
+    """What the JSON file named by a script's argument holds. Raises argparse's own error."""
     try:
-        return read_json(Path(text[1:])) if text.startswith("@") else json.loads(text)
-    except (OSError, json.JSONDecodeError) as error:
-        raise argparse.ArgumentTypeError(f"needs JSON or @FILE: {error}") from error
+        return read_json(Path(path))
+    except (OSError, ValueError) as error:
+        raise argparse.ArgumentTypeError(f"needs a JSON file: {error}") from error
 
 
 def attempts_path(id_path: Path) -> Path:

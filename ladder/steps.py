@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import shlex
 import sys
+from functools import cache
 from os.path import relpath
 from pathlib import Path
 from typing import Any
 
 from ladder import environment, fingerprint
 from ladder.config import Ladder
+from ladder.config import Model as ModelConfig
 from ladder.config import Rung as RungConfig
 from ladder.dependencies import ROOT, code_hash
-from ladder.files import digest
-from ladder.matrix import Engine, Matrix, Round, export_file
+from ladder.files import digest, sha256
+from ladder.matrix import Engine, Matrix, export_file
 from ladder.step import id_path_of
 
 # ---- environments ---------------------------------------------------------------------------------
@@ -32,9 +34,10 @@ def environment_source(matrix: Matrix, name: str) -> str:
 
 
 def environment_lock(matrix: Matrix, name: str) -> str:
-    """Hash of an environment's lock file: its packages, not its comments."""
+    """Hash of an environment's lock file and of the .pth file beside it: what they hold, not their comments."""
     path = Path(_lock_file(matrix, name))
-    lines = path.read_text().splitlines() if path.is_file() else []
+    files = [each for each in (path, path.with_suffix(".pth")) if each.is_file()]
+    lines = [line for each in files for line in each.read_text().splitlines()]
     return digest([line for line in lines if line.strip() and not line.startswith("#")])[:16]
 
 
@@ -171,7 +174,7 @@ def engine_spec(matrix: Matrix, engine: Engine) -> dict[str, Any]:
         "model": model_spec(matrix, engine.model),
         "profile": static or _profile(matrix, engine.model),
         "batch": engine.batch,
-        "fingerprint": {**matrix.host, "versions": versions(matrix, stack)},
+        "fingerprint": {**matrix.host(engine.platform), "versions": versions(matrix, stack)},
     }
 
 
@@ -211,7 +214,7 @@ def audit_spec(matrix: Matrix, engine: Engine) -> dict[str, Any]:
     return {
         **engine_spec(matrix, engine),
         "engine": engine.name,
-        "platform": matrix.platform,
+        "platform": engine.platform,
         "thresholds": thresholds.model_dump(exclude_none=True) if thresholds else {},
         "requested_precision": engine.precision,
     }
@@ -235,22 +238,23 @@ def _code(matrix: Matrix, steps: list[str], stack: str, model: str) -> str:
 # ---- what is measured -------------------------------------------------------------------------------
 
 
-def round_inputs(matrix: Matrix, round: Round) -> dict[str, list[str]]:
-    """The small identity files a round depends on, and the big files it reads."""
-    ladder = matrix.ladders[round.ladder]
-    engines = [matrix.engine(ladder, round.model, rung, round.batch) for rung in ladder.rungs]
+@cache  # rounds of one ladder and batch differ in their number only, and there may be thousands
+def round_inputs(matrix: Matrix, model: str, name: str, batch: int) -> dict[str, list[str]]:
+    """The small identity files that the rounds of a ladder and batch depend on, and the big files they read."""
+    ladder = matrix.ladders[name]
+    engines = [matrix.engine(ladder, model, rung, batch) for rung in ladder.rungs]
     onnx = {path for engine in engines if (path := matrix.onnx(engine))}
-    weights = matrix.weights(round.model)
+    weights = matrix.weights(model)
     return {
         "identities": [
-            export_file(round.model, "fp32.id.json"),
-            export_file(round.model, "inputs.id.json"),
+            export_file(model, "fp32.id.json"),
+            export_file(model, "inputs.id.json"),
             *sorted({engine.id for engine in engines}),
             *sorted({engine.verdict for engine in engines}),
         ],
         "files": [
-            export_file(round.model, "inputs.npz"),
-            export_file(round.model, "reference.npz"),
+            export_file(model, "inputs.npz"),
+            export_file(model, "reference.npz"),
             *sorted(onnx),
             *sorted({engine.payload for engine in engines}),
             *([weights] if weights else []),
@@ -258,31 +262,31 @@ def round_inputs(matrix: Matrix, round: Round) -> dict[str, list[str]]:
     }
 
 
-def round_spec(matrix: Matrix, round: Round) -> dict[str, Any]:
-    """Everything a round's result depends on but the contents of the artifacts it names."""
-    shared = _round_settings(matrix, round.model, round.ladder, round.batch)
-    return {**shared, "round": round.number, "settings": digest(shared)}
+@cache
+def round_spec(matrix: Matrix, model: str, name: str, batch: int) -> dict[str, Any]:
+    """Everything the rounds of a ladder and batch depend on but their number and the contents of what it names.
 
-
-def _round_settings(matrix: Matrix, model: str, name: str, batch: int) -> dict[str, Any]:
-    """What all rounds of a ladder and batch share. A record keeps its hash, so that no table mixes two of them."""
+    A record keeps ``settings``, a hash of all the rest, so that no table mixes two of them.
+    """
     ladder = matrix.ladders[name]
-    config = matrix.config
-    return {
-        "platform": matrix.platform,
-        "device": matrix.device,
+    config, device = matrix.config, matrix.device(ladder.platform)
+    spec = {
+        "platform": ladder.platform,
+        "device": device,
         "ladder": name,
         "model": model_spec(matrix, model),
         "batch": batch,
         "seed": config.seed,
         "measure": config.measure.model_dump(),
-        "telemetry": None if matrix.device == "cpu" else config.telemetry.model_dump(exclude={"exclude"}),
+        "telemetry": None if device == "cpu" else config.telemetry.model_dump(exclude={"exclude"}),
+        "exclusive_host": config.platforms[ladder.platform].exclusive_host,
         "inputs": export_file(model, "inputs.npz"),
         "reference": export_file(model, "reference.npz"),
         "profile": _profile(matrix, model),
-        "fingerprint": matrix.host,
+        "fingerprint": matrix.host(ladder.platform),
         "rungs": [_round_rung(matrix, ladder, model, batch, rung) for rung in ladder.rungs],
     }
+    return {**spec, "settings": digest(spec)}
 
 
 def _round_rung(matrix: Matrix, ladder: Ladder, model: str, batch: int, rung: RungConfig) -> dict[str, Any]:
@@ -305,14 +309,15 @@ def _round_rung(matrix: Matrix, ladder: Ladder, model: str, batch: int, rung: Ru
     }
 
 
-def peaks_spec(matrix: Matrix) -> dict[str, Any]:
-    """What the measuring of the device's peaks depends on; only where ``matrix.peaks_stack`` names who measures."""
-    assert matrix.peaks_stack
-    threads = matrix.config.platforms[matrix.platform].threads
+def peaks_spec(matrix: Matrix, platform: str) -> dict[str, Any]:
+    """What the measuring of a device's peaks depends on; only where ``matrix.peaks_stack`` names who measures."""
+    stack, host = matrix.peaks_stack(platform), matrix.host(platform)
+    threads = matrix.config.platforms[platform].threads
+    assert stack
     return {
-        "device": matrix.device,
-        "threads": fingerprint.physical_cores() if threads == "physical" else threads,
-        "fingerprint": {**matrix.host, "versions": {"torch": versions(matrix, matrix.peaks_stack).get("torch")}},
+        "device": matrix.device(platform),
+        "threads": host["physical_cores"] if threads == "physical" else threads,
+        "fingerprint": {**host, "versions": {"torch": versions(matrix, stack).get("torch")}},
     }
 
 
@@ -322,17 +327,17 @@ def peaks_spec(matrix: Matrix) -> dict[str, Any]:
 def plan(matrix: Matrix, ladders: list[str]) -> dict[str, Any]:
     """What the tables are made for: the named ladders with their rungs and steps."""
     return {
-        "platform": matrix.platform,
         "exclude": matrix.config.telemetry.exclude,
+        "protocol": _protocol(matrix),
         "ladders": [
             {
-                "platform": matrix.platform,
+                "platform": ladder.platform,
                 "ladder": name,
                 "model": model,
                 "batches": ladder.batches,
                 "rounds": ladder.rounds,
-                "settings": {b: digest(_round_settings(matrix, model, name, b)) for b in ladder.batches},
-                "peaks": matrix.peaks,
+                "settings": {b: round_spec(matrix, model, name, b)["settings"] for b in ladder.batches},
+                "peaks": matrix.peaks(ladder.platform),
                 "rungs": [_plan_rung(matrix, ladder, model, rung) for rung in ladder.rungs],
                 "steps": [step.model_dump(by_alias=True) for step in ladder.all_steps()],
             }
@@ -343,6 +348,22 @@ def plan(matrix: Matrix, ladders: list[str]) -> dict[str, Any]:
     }
 
 
+def _protocol(matrix: Matrix) -> dict[str, Any]:
+    """How runs are timed, and on inputs of which size: what two hosts must have in common to be compared."""
+    models = {model: matrix.config.models[model] for ladder in matrix.ladders.values() for model in ladder.models}
+    return {
+        "measure": matrix.config.measure.model_dump(exclude={"timeout_seconds"}),
+        "timing_code": code_hash("ladder.measure"),
+        "inputs": {name: _input_size(model) for name, model in models.items()},
+    }
+
+
+def _input_size(model: ModelConfig) -> dict[str, int]:
+    """Length of every dynamic axis but the batch."""
+    size = dict(zip(("height", "width"), model.input or (), strict=False))
+    return size | {axis: length for axis, length in model.axes.items() if isinstance(length, int)}
+
+
 def _plan_rung(matrix: Matrix, ladder: Ladder, model: str, rung: RungConfig) -> dict[str, Any]:
     engines = {b: matrix.engine(ladder, model, rung, b) for b in ladder.batches}
     return {
@@ -351,3 +372,17 @@ def _plan_rung(matrix: Matrix, ladder: Ladder, model: str, rung: RungConfig) -> 
         "source": matrix.config.stacks[rung.stack].source,
         "graph": matrix.graph(next(iter(engines.values()))),
     }
+
+
+# ---- several hosts ----------------------------------------------------------------------------------
+
+
+def brought(matrix: Matrix, table: str) -> list[str]:
+    """Paths, or storage URLs, of a table in the folders of other hosts; a local one may be without its summary."""
+    paths = [f"{folder.rstrip('/')}/{table}" for folder in matrix.config.cross_stack.results]
+    return [path for path in paths if "://" in path or table == "results.csv" or Path(path).is_file()]
+
+
+def own_tables() -> list[str]:
+    """Hashes of this host's own tables that are there. As inputs they would be made first, rounds and all."""
+    return [sha256(path) for path in map(Path, ("results/results.csv", "results/summary.json")) if path.is_file()]

@@ -6,6 +6,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -41,8 +42,9 @@ def find_warnings(
     if dear:
         text = f"the workflow itself used up to {max(dear):.1f} % of a core during a run; below 1 % is wanted"
         found.append(_warning("workflow", text, f"{len(dear)} of {len(results)} runs"))
-    for key, what in (("model", "fp32_onnx_sha256"), ("platform", "device_uuid")):
-        for name, group in groupby(sorted(results, key=lambda row: row[key]), key=lambda row: row[key]):
+    # ladders of one platform may have a GPU each; the rounds of one of them should not
+    for of, what in ((itemgetter("model"), "fp32_onnx_sha256"), (_ladder, "device_uuid")):
+        for name, group in groupby(sorted(results, key=of), key=of):
             held = sorted({row[what] for row in group if row[what] is not None})
             if len(held) > 1:
                 text = f"{name}: the runs do not agree in {what}: {', '.join(held)}"
@@ -71,6 +73,10 @@ def find_warnings(
             _warning("unsteady", text, f"{len(runs)} of {len(of_rung[ladder_key(runs[0], 'rung', 'batch')])} runs")
         )
     return found
+
+
+def _ladder(row: Row) -> str:
+    return ", ".join(ladder_key(row))
 
 
 def _several_artifacts(

@@ -15,7 +15,7 @@ RESULTS = (
     "context_mb", "load_before", "parent_cpu_pct", "cooldown_s", "temperature_start_c", "temperature_end_c",
     "sm_clock_start_mhz", "sm_clock_end_mhz", "memory_clock_start_mhz", "memory_clock_end_mhz", *FLAGS,
     "throughput_throttled", "idle_power_w", "power_w", "energy_window_s", "energy_j_per_image", "ips_per_w",
-    "fp32_onnx_sha256", "artifact_sha256", "raw",
+    "energy_missing", "fp32_onnx_sha256", "artifact_sha256", "raw",
 )  # fmt: skip
 
 LADDER = (
@@ -35,3 +35,15 @@ AUDIT = (
 )  # fmt: skip
 
 FAILURES = ("platform", "model", "ladder", "rung", "batch", "round", "stage", "permanent", "reason", "log")
+
+CROSS_STACK = (
+    "model", "weights", "batch", "precision", "launch", "kind", "transfers", "platform", "host", "device_uuid",
+    "device", "device_name", "stack", "ladder", "rung", "shape", "audit_verdict", "flops_at_precision_pct",
+    "nodes_at_precision_pct", "rounds", "rounds_excluded", "median_ms", "median_low_ms", "median_high_ms",
+    "throughput_ips", "reference", "ratio", "ratio_low", "ratio_high", "verdict", "power_w", "energy_j_per_image",
+    "ips_per_w", "peak_compute_pct", "peak_bandwidth_pct", "peak_source", "fp32_onnx_sha256", "source",
+)  # fmt: skip
+
+CROSS_STACK_REFUSED = (
+    "source", "platform", "host", "device_uuid", "model", "runs", "field", "found", "expected", "against", "remedy",
+)  # fmt: skip

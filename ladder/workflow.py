@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from ladder import host_faults, locks, progress
+from ladder import fingerprint, host_faults, locks, progress, shared_cache, specs, storage
 from ladder.config import load
 from ladder.errors import ConfigError, StepError
 from ladder.files import write_json
@@ -38,7 +38,7 @@ def open_matrix(workflow: Any, config: dict[str, Any]) -> Matrix:
         if repeated := [line for file in files for line in repeated_keys(Path(file))]:
             raise ConfigError(repeated)
         matrix = Matrix(load(raw), raw)
-        if faults := list(host_faults.faults(matrix)):
+        if not _declares(workflow) and (faults := list(host_faults.faults(matrix))):
             raise ConfigError(faults)
     except ConfigError as error:
         sys.exit("The configuration is wrong; nothing was run.\n" + "\n".join(f"  {fault}" for fault in error.faults))
@@ -49,7 +49,14 @@ def open_matrix(workflow: Any, config: dict[str, Any]) -> Matrix:
         if forgotten(Path()):
             print(FORGOTTEN, file=sys.stderr)
         os.environ.setdefault("LADDER_SITTING", datetime.now(UTC).strftime("%Y%m%dT%H%M%S") + f"-{os.getpid()}")
+    shared_cache.install(workflow)
+    storage.install(workflow)
     return matrix
+
+
+def _declares(workflow: Any) -> bool:
+    """Whether declarations may be missing: the call makes them, or it is one job of a call that has looked."""
+    return not workflow.is_main_process or "fingerprint" in sys.argv[1:]  # the targets; Snakemake tells them later
 
 
 FORGOTTEN = (
@@ -76,12 +83,13 @@ def attempts(id_path: str) -> int:
 def begin(workflow: Any, matrix: Matrix) -> Any:
     """Before the first job: lock, silence the scheduler, say how long it will take. Returns the lock to keep.
 
-    Ends the program where another workflow holds the folder or the host resource has no limit.
+    Ends the program where another workflow holds the folder, the host resource has no limit, or jobs would run on
+    hosts that nobody has asked what they are.
     """
     if workflow.global_resources.get("host") != HOST_SHARES:
-        sys.exit(
-            f"Measurements would not run alone: start with --resources host={HOST_SHARES} (the default profile does)"
-        )
+        sys.exit(f"Measurements would not run alone: start with --resources host={HOST_SHARES} (the profiles do)")
+    if not workflow.local_exec:
+        _begin_elsewhere(workflow, matrix)
     _silence_scheduler(workflow)
     try:
         lock = locks.take_workflow_lock(STATE)
@@ -89,15 +97,32 @@ def begin(workflow: Any, matrix: Matrix) -> Any:
     except StepError as error:
         sys.exit(str(error))
     if matrix.config.platform == "auto":
-        device = matrix.host.get("gpu") or {"name": matrix.host["processor"]}
-        print(f"Platform {matrix.platform}: {', '.join(device.values())}", file=sys.stderr)
+        (platform,) = matrix.platforms
+        print(f"Platform {platform}: {fingerprint.in_words(matrix.host(platform))}", file=sys.stderr)
+    specs.remove_others()  # the lock says that no job of another call reads one
     write_json(CONFIG_COPY, matrix.raw)
-    planned = {round.record: round for round in matrix.rounds()}
-    pending = [planned[job.output[0]] for job in workflow.dag.needrun_jobs() if job.rule.name == "round"]
-    if _forces_rounds(workflow.dag_settings, planned):
+    records = [round.record for round in matrix.rounds()]
+    pending = [_round_of(job.wildcards) for job in workflow.dag.needrun_jobs() if job.rule.name == "round"]
+    if _forces_rounds(workflow.dag_settings, records):
         os.environ["LADDER_FORCE"] = "1"  # a round asked for by name is measured again, whatever its key says
     progress.start(*_amount(matrix, pending))
     return lock
+
+
+def _begin_elsewhere(workflow: Any, matrix: Matrix) -> None:
+    """What a call needs whose jobs run on a cluster's hosts; ends the program where it lacks it."""
+    if not workflow.resource_scopes.is_local("host"):
+        sys.exit("One round would keep the whole cluster waiting: add --set-resource-scopes host=local")
+    if here := [platform for platform in matrix.platforms if platform not in matrix.declarations]:
+        sys.exit(
+            f"Jobs run on other hosts, but platforms.{here[0]} is this one: say platforms.{here[0]}.host: declared, "
+            "name the platform instead of auto, and call `snakemake fingerprint` first"
+        )
+    progress.relay()
+
+
+def _round_of(wildcards: Any) -> Round:
+    return Round(wildcards.model, wildcards.ladder, int(wildcards.batch), int(wildcards.number), wildcards.platform)
 
 
 def _amount(matrix: Matrix, rounds: list[Round]) -> tuple[int, int, float | None]:

@@ -13,7 +13,7 @@ rule aggregate:
         rounds=lambda w: [round.record for round in matrix.rounds(ladders_of(w))],
         audits=lambda w: [engine.audit for engine in matrix.engines_of(ladders_of(w))],
         graphs=lambda w: matrix.graphs_of(ladders_of(w)),
-        peaks=lambda w: matrix.peaks or [],
+        peaks=lambda w: [peaks for platform in matrix.platforms if (peaks := matrix.peaks(platform))],
     output:
         expand("results/{{scope}}{table}", table=TABLES),
     log:

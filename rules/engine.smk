@@ -10,14 +10,19 @@ rule engine:
         id="artifacts/{platform}/{model}/{engine}/id.json",
     log:
         "logs/engine/{platform}/{model}/{engine}.log",
+    resources:
+        **with_the_device(),
+        **the_gpu(),
     params:
         spec=spec(lambda w: steps.engine_spec(matrix, engine_of(w))),
         environment=lambda w: steps.environment_argument(matrix, engine_of(w).rung["stack"]),
         python=lambda w: steps.python(matrix, engine_of(w).rung["stack"]),
+        host=host_argument,
         files=lambda w: steps.engine_arguments(matrix, engine_of(w)),
         code=lambda w: steps.engine_code(matrix, "engine", engine_of(w)),
         retry=retry("artifacts/{platform}/{model}/{engine}/id.json"),
     shell:
-        "$SUPERVISE --stage engine --log {log:q} --outputs {output:q} {params.environment} --"
+        "$SUPERVISE --stage engine --log {log:q} --outputs {output:q} {params.environment} {params.host}"
+        " {resources.on_gpu} --"
         " {params.python:q} $SCRIPTS/engine.py --spec {params.spec:q} {params.files}"
         " --output-engine {output.payload:q} --output-id {output.id:q} --output-build {output.build:q} --log {log:q}"

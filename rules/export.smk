@@ -59,7 +59,7 @@ rule export:
         spec=spec(lambda w: steps.model_spec(matrix, w.model)),
         weights=lambda w: steps.weights_arguments(matrix, w.model),
         code=code("export", model_module),
-        versions=spec(lambda w: steps.export_versions()),
+        versions=as_json(steps.export_versions),
         retry=retry("artifacts/{model}/fp32.id.json"),
     shell:
         "$SUPERVISE --stage export --log {log:q} --outputs {output:q} --"

@@ -3,8 +3,7 @@
 
 rule round:
     input:
-        lambda w: steps.round_inputs(matrix, round_of(w))["identities"],
-        files=lambda w: [ancient(file) for file in steps.round_inputs(matrix, round_of(w))["files"]],
+        round_inputs,
     output:
         # kept until the script has seen whether anything that it depends on really changed
         record=update("results/{platform}/rounds/{model}/{ladder}/b{batch}/{number}.json"),
@@ -13,9 +12,13 @@ rule round:
         "logs/round/{platform}/{model}/{ladder}/b{batch}/{number}.log",
     priority: lambda w: -int(w.number)
     resources:
-        host=HOST_SHARES,
+        **with_the_device(),
+        # beside rounds that do not need the whole host a build may be started: it waits for them at the host's locks
+        **place_of_a_round(),
     params:
-        spec=spec(lambda w: steps.round_spec(matrix, round_of(w))),
+        spec=lambda w: round_spec(w.model, w.ladder, w.batch),
+        host=host_argument,
         retry=retry("results/{platform}/rounds/{model}/{ladder}/b{batch}/{number}.json"),
     shell:
-        "$PYTHON $SCRIPTS/round.py --spec {params.spec:q} --output {output.record:q} --raw {output.raw:q} --log {log:q}"
+        "$PYTHON $SCRIPTS/round.py --spec {params.spec:q} --round {wildcards.number} {params.host} {resources.on_gpus}"
+        " --output {output.record:q} --raw {output.raw:q} --log {log:q}"

@@ -17,7 +17,7 @@ rule precision:
     params:
         options=spec(lambda w: steps.conversion_spec(matrix, w.model)),
         code=code("precision"),
-        versions=spec(lambda w: steps.conversion_versions()),
+        versions=as_json(steps.conversion_versions),
         retry=retry("artifacts/{model}/{precision}.id.json"),
     shell:
         "$SUPERVISE --stage precision --log {log:q} --outputs {output:q} --"

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import _repository  # noqa: F401
 
-from ladder import locks, process, progress
+from ladder import fingerprint, locks, process, progress, telemetry
 from ladder.errors import StepError
 from ladder.files import read_json
 from ladder.step import read_id, step
@@ -25,6 +25,8 @@ def main() -> None:
         "--outputs", type=Path, nargs="+", required=True, help="every file the step writes, the id last"
     )
     parser.add_argument("--environment", type=Path, help="id of the environment the step runs in")
+    parser.add_argument("--host", type=Path, help="declaration of the host that the step is to run on")
+    parser.add_argument("--gpu", nargs=2, metavar=("DEVICE", "NAME"), help="the one GPU that it sees, as cuda 1")
     parser.add_argument("--alone", action="store_true", help="the step times something: nothing runs beside it")
     parser.add_argument("--log", type=Path, required=True, help="where the step's messages go")
     parser.add_argument("command", nargs=argparse.REMAINDER, help="-- PYTHON SCRIPT ARGUMENTS")
@@ -35,13 +37,13 @@ def main() -> None:
     with open(arguments.log, "w", encoding="utf-8") as log:
         sys.stderr = log
         others = "measuring or building" if arguments.alone else "measuring"
-        waiting = f"{arguments.stage}: waiting, another workflow of this host is {others}"
+        waiting = f"{arguments.stage}: waiting, a round or another workflow of this host is {others}"
         with locks.host_lock(exclusive=arguments.alone, waiting=waiting):
-            reason = _start(command, arguments.environment, log)
+            reason = _start(command, arguments.environment, arguments.host, arguments.gpu, log)
         if not id_path.exists():
             with step(arguments.stage, id_path, arguments.outputs[:-1], arguments.log):
                 raise reason or StepError("ended without a word; its log may say more")
-    print(_said(arguments.stage, id_path, time.monotonic() - start), flush=True)
+    progress.say(_said(arguments.stage, id_path, time.monotonic() - start))
 
 
 def _said(stage: str, id_path: Path, seconds: float) -> str:
@@ -54,17 +56,22 @@ def _said(stage: str, id_path: Path, seconds: float) -> str:
     return f"{stage} {name}: {cause}: {record['reason']}"
 
 
-def _start(command: list[str], environment: Path | None, log) -> StepError | None:
+def _start(
+    command: list[str], environment: Path | None, host: Path | None, gpu: tuple[str, str] | None, log
+) -> StepError | None:
     """Run the step to its end; why it died, if it died."""
+    if elsewhere := fingerprint.difference(host):
+        return StepError(elsewhere)
     try:
         if environment:
             read_id(environment)
+        visible = telemetry.open_reader(*gpu).visible() if gpu else {}
         done = subprocess.run(
             command,
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
-            env=process.environment() | process.as_parent(),
+            env=process.environment() | visible | process.as_parent(),
             check=False,
         )
     except StepError as error:

@@ -9,12 +9,12 @@ import _repository  # noqa: F401
 
 from ladder import locks
 from ladder.aggregate import aggregate, planned_files
-from ladder.step import json_argument
+from ladder.step import json_file
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--plan", type=json_argument, required=True, help="ladder.steps.plan, JSON or @file")
+    parser.add_argument("--plan", type=json_file, required=True, help="ladder.steps.plan, JSON")
     parser.add_argument("--output-dir", type=Path, required=True, help="where the tables go")
     arguments = parser.parse_args()
     waiting = "tables: waiting, another workflow of this host is measuring"

@@ -12,12 +12,12 @@ import numpy as np
 from ladder import artifacts, audit
 from ladder.errors import StepError
 from ladder.files import read_json, sha256, write_json
-from ladder.step import id_path_of, json_argument, read_id, step
+from ladder.step import id_path_of, json_file, read_id, step
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--spec", type=json_argument, required=True, help="ladder.steps.audit_spec, JSON or @file")
+    parser.add_argument("--spec", type=json_file, required=True, help="ladder.steps.audit_spec, JSON")
     parser.add_argument("--export-id", type=Path, required=True, help="id of the FP32 ONNX file")
     parser.add_argument("--onnx", type=Path, help="the ONNX file of the rung's precision, its id beside it")
     parser.add_argument("--graph", type=Path, help="what that ONNX file says of its nodes, JSON")

@@ -9,12 +9,12 @@ import _repository  # noqa: F401
 
 from ladder import artifacts, engine
 from ladder.files import read_json, write_json
-from ladder.step import json_argument, step
+from ladder.step import json_file, step
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--spec", type=json_argument, required=True, help="ladder.steps.engine_spec, JSON or @file")
+    parser.add_argument("--spec", type=json_file, required=True, help="ladder.steps.engine_spec, JSON")
     parser.add_argument("--export-id", type=Path, required=True, help="id of the FP32 ONNX file")
     parser.add_argument("--onnx", type=Path, help="the ONNX file of the rung's precision, its id beside it")
     parser.add_argument("--weights", type=Path, help="the model's weights file")

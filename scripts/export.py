@@ -12,12 +12,12 @@ import numpy as np
 from ladder import export, graph
 from ladder.errors import StepError
 from ladder.files import sha256, write_json
-from ladder.step import json_argument, read_id, step
+from ladder.step import json_file, read_id, step
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--spec", type=json_argument, required=True, help="the model's section, JSON or @file")
+    parser.add_argument("--spec", type=json_file, required=True, help="the model's section, JSON")
     parser.add_argument("--weights", type=Path, help="the weights file; none for seeded weights")
     parser.add_argument("--weights-id", type=Path, help="their identity, JSON")
     parser.add_argument("--inputs", type=Path, required=True, help="inputs.npz")

@@ -9,13 +9,13 @@ import _repository  # noqa: F401
 
 from ladder import inputs, models
 from ladder.files import write_json
-from ladder.step import json_argument, read_id, step
+from ladder.step import json_file, read_id, step
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--spec", type=json_argument, required=True, help="the model's section, JSON or @file")
-    parser.add_argument("--data", type=json_argument, required=True, help="the entry of 'data', JSON or @file")
+    parser.add_argument("--spec", type=json_file, required=True, help="the model's section, JSON")
+    parser.add_argument("--data", type=json_file, required=True, help="the entry of 'data', JSON")
     parser.add_argument("--samples", type=int, default=8, help="at most so many (8)")
     parser.add_argument("--weights", type=Path, help="the weights file; an ONNX model says its inputs there")
     parser.add_argument("--weights-id", type=Path, help="their identity, JSON")

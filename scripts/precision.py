@@ -14,13 +14,13 @@ import onnx
 from ladder import graph, precision
 from ladder.artifacts import checked_id
 from ladder.files import write_json
-from ladder.step import id_path_of, json_argument, step
+from ladder.step import id_path_of, json_file, step
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--precision", choices=("fp16", "bf16", "int8", "int8-fp16"), required=True)
-    parser.add_argument("--options", type=json_argument, default={}, help="the model's 'conversion', JSON or @file")
+    parser.add_argument("--options", type=json_file, default={}, help="the model's 'conversion', JSON")
     parser.add_argument("--onnx", type=Path, required=True, help="the FP32 ONNX file, its id beside it")
     parser.add_argument("--calibration", type=Path, required=True, help="calibration.npz, its id beside it")
     parser.add_argument("--output-onnx", type=Path, required=True, help="the converted file")

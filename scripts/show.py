@@ -25,7 +25,7 @@ def main() -> None:
     text = ladder_text(
         read_json(arguments.results / "summary.json"),
         read_table(arguments.results / "failures.csv", FAILURES),
-        report=str(report) if report.is_file() else "not made",
+        report=str(report) if report.is_file() else f"not made; tables: {arguments.results}/*.csv",
         width=shutil.get_terminal_size((160, 24)).columns,
         colour=sys.stdout.isatty(),
     )

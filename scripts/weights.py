@@ -9,12 +9,12 @@ import _repository  # noqa: F401
 
 from ladder import weights
 from ladder.files import write_json
-from ladder.step import json_argument, step
+from ladder.step import json_file, step
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--spec", type=json_argument, required=True, help="the model's section, JSON or @file")
+    parser.add_argument("--spec", type=json_file, required=True, help="the model's section, JSON")
     parser.add_argument("--output-weights", type=Path, required=True, help="the file; empty for seeded weights")
     parser.add_argument("--output-id", type=Path, required=True, help="its identity, JSON")
     parser.add_argument("--log", type=Path, help="where this log goes, for the record of a failure")

@@ -57,7 +57,7 @@ def build(results: Path, captions: Path, destination: Path) -> list[Path]:
     summary = _read(results / "summary.json")
     written = []
     for name, (title, blocks) in SECTIONS.items():
-        caption = _html(captions / f"{name}.rst")
+        caption = caption_html(captions / f"{name}.rst")
         path = destination / f"{name}.html"
         write_text(path, page(title, caption, context(summary), blocks(summary, results)))
         written.append(path)
@@ -85,7 +85,7 @@ def _read(path: Path) -> Any:
         raise StepError(f"{path} is missing; make the tables first") from None
 
 
-def _html(path: Path) -> str:
+def caption_html(path: Path) -> str:
     """A caption as HTML. Captions are reStructuredText, since Snakemake's own report takes no other."""
     try:
         text = path.read_text(encoding="utf-8")

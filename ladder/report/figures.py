@@ -74,7 +74,7 @@ CONFIG = {
 }
 
 
-def _finished(chart: alt.LayerChart | alt.Chart, description: str, **datasets: Iterable[Row]) -> Spec:
+def finished(chart: alt.LayerChart | alt.Chart, description: str, **datasets: Iterable[Row]) -> Spec:
     """The specification with its data, which is put in only here: altair is slow at carrying it around."""
     spec = chart.properties(description=description, width="container").to_dict()
     named = {name: [dict(row) for row in rows] for name, rows in datasets.items()}
@@ -127,7 +127,7 @@ def waterfall(path: Sequence[Row], reach_ms: float) -> Spec:
     for align in ("left", "right"):
         label = layer(align).mark_text(align=align, baseline="top", dy=2, fontSize=LABEL_SIZE, lineBreak="\n")
         layers.append(label.encode(x="edge:Q", text="text:N"))
-    return _finished(
+    return finished(
         alt.layer(*layers).properties(height=alt.Step(58)),
         f"Waterfall of latency from {first['from']} to {last['to']}: {attribution.order(path)}",
         totals=totals,
@@ -217,7 +217,7 @@ def throughput(rows: Sequence[Row], saturation: Sequence[Row], rungs: Sequence[s
             ring.mark_point(size=320, shape="circle", filled=False, color=BLACK, strokeWidth=1.5, xOffset=aside),
         ]
     about = f"Throughput in images per second against batch for {', '.join(shown)}"
-    return _finished(alt.layer(*layers).properties(height=280), about, medians=rows, rings=rings)
+    return finished(alt.layer(*layers).properties(height=280), about, medians=rows, rings=rings)
 
 
 def _cycled(values: Sequence[str], count: int) -> list[str]:
@@ -264,7 +264,7 @@ def latency(runs: Sequence[tuple[int, np.ndarray, float]], limit: int) -> tuple[
     shown = f"{total:,} iterations" if block == 1 else f"{len(points):,} of {total:,} iterations"
     if block > 1:
         shown += f", the lowest and highest of every {block:,}"
-    spec = _finished(chart, f"Latency in arrival order, {len(runs)} rounds", points=points, medians=medians)
+    spec = finished(chart, f"Latency in arrival order, {len(runs)} rounds", points=points, medians=medians)
     canvas = {"embedOptions": {"renderer": "canvas"}}  # an SVG element a point would make the page slow
     return spec | {"usermeta": canvas}, shown
 
@@ -310,4 +310,4 @@ def nodes(rows: Sequence[Row], by: str, value: str, title: str, share: bool = Fa
         )
         .properties(height=alt.Step(24))
     )
-    return _finished(chart, f"{title} by precision for {', '.join(totals)}", nodes=numbered)
+    return finished(chart, f"{title} by precision for {', '.join(totals)}", nodes=numbered)

@@ -76,12 +76,12 @@ class Session(Protocol):
 
     def synchronise(self) -> None: ...
 
-    def device_ms(self, launches: int) -> dict[str, float]:
-        """The device's own clock: medians over so many launches, ms a launch; empty where the device has none.
+    def device_ms(self, launches: int) -> dict[str, list[float]]:
+        """The device's own clock: ms of each of so many launches, in order; empty where the device has none.
 
         ``device_span_ms``: between events around a launch, gaps between its kernels included. ``device_busy_ms``: the
         same where the host had submitted all of it before the device began, so that nothing waited for the host;
-        left out where that could not be had.
+        left out where that could not be had, and shorter where it could not be had of every launch.
         """
 
     def outputs(self) -> Arrays:

@@ -177,7 +177,7 @@ class Session:
     def synchronise(self) -> None:
         pass
 
-    def device_ms(self, launches: int) -> dict[str, float]:
+    def device_ms(self, launches: int) -> dict[str, list[float]]:
         return {}
 
     def outputs(self) -> Arrays:

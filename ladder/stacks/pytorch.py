@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import re
-import statistics
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -220,17 +219,17 @@ class Session:
 
             torch.cuda.synchronize(self.device)
 
-    def device_ms(self, launches: int) -> dict[str, float]:
+    def device_ms(self, launches: int) -> dict[str, list[float]]:
         """The device's own clock; see ``ladder.stacks.base.Session``. A spinning kernel keeps the device waiting."""
         if not self.on_gpu:
             return {}
         spans = [self._between_events_ms(0) for _ in range(launches)]
-        found = {"device_span_ms": statistics.median(span for span in spans if span is not None)}
+        found = {"device_span_ms": [span for span in spans if span is not None]}
         for wait_ms in _WAITS_MS:
             if self._between_events_ms(wait_ms) is not None:
                 busy = [ms for _ in range(launches) if (ms := self._between_events_ms(wait_ms)) is not None]
                 if 2 * len(busy) > launches:
-                    return found | {"device_busy_ms": statistics.median(busy)}
+                    return found | {"device_busy_ms": busy}
         return found
 
     def _between_events_ms(self, wait_ms: int) -> float | None:

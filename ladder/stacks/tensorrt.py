@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import re
-import statistics
 import zipfile
 from collections import defaultdict
 from dataclasses import dataclass, replace
@@ -327,15 +326,15 @@ class Session:
     def synchronise(self) -> None:
         self._stream.synchronise()
 
-    def device_ms(self, launches: int) -> dict[str, float]:
+    def device_ms(self, launches: int) -> dict[str, list[float]]:
         """The device's own clock; see ``ladder.stacks.base.Session``. It waits for a value that the host writes."""
-        found = {"device_span_ms": statistics.median(self._stream.span_ms(self.run) for _ in range(launches))}
+        found = {"device_span_ms": [self._stream.span_ms(self.run) for _ in range(launches)]}
         busy = []
         for _ in range(launches):
             if (queued_ms := self._stream.busy_ms(self.run)) is None:
                 return found
             busy.append(queued_ms)
-        return found | {"device_busy_ms": statistics.median(busy)}
+        return found | {"device_busy_ms": busy}
 
     def outputs(self) -> Arrays:
         for buffer in self._outputs.values():

@@ -59,13 +59,15 @@ class Reader(Protocol):
         """The environment variables with which a process sees this device and no other."""
 
     def identity(self) -> dict[str, str]:
-        """What engines depend on: ``name``, ``compute_capability``, ``driver``; without what is not told."""
+        """What engines depend on: ``name``, ``compute_capability`` (AMD: the target, gfx942), ``driver`` and, on AMD,
+        ``rocm``, the installed version; without what is not told."""
 
     def state(self) -> dict[str, Any]:
         """Settings of the device that change what is measured; None where not told.
 
         ``index``, ``persistence``, ``power_limit_w``, ``application_clock_mhz``, ``application_memory_clock_mhz``,
-        ``ecc``, ``mig``, ``numa_node`` (of the host, where the device is attached).
+        ``ecc``, ``mig`` (whether it is split; on AMD into partitions), ``numa_node`` (of the host, where the device is
+        attached); on AMD ``performance_level`` and ``read_by``, what told all this.
         """
 
 

@@ -32,15 +32,15 @@ _UNKNOWN_STATE = 32  # NVML_PSTATE_UNKNOWN
 
 
 class Gpu:
-    """The GPU, or the MIG instance, that CUDA calls its first, or the one with this UUID.
+    """The GPU, or the MIG instance, that CUDA calls its first, or the one of this number or UUID.
 
     CUDA_VISIBLE_DEVICES is honoured; a number in it counts as nvidia-smi does, which is also CUDA's order where
     CUDA_DEVICE_ORDER is PCI_BUS_ID. Raises StepError where that GPU cannot be read from here.
     """
 
-    def __init__(self, uuid: str | None = None):
+    def __init__(self, name: str | None = None):
         self._nvml = _library()
-        self._handle = self._named(uuid) if uuid else self._first_visible()
+        self._handle = self._named(name) if name else self._first_visible()
         self.uuid = _text(self._nvml.nvmlDeviceGetUUID(self._handle))
         self.questions: Mapping[str, Question] = {
             "energy": lambda: {"energy_j": _scaled(self._told("nvmlDeviceGetTotalEnergyConsumption"), 1e-3)},
@@ -158,13 +158,11 @@ class Gpu:
 
     def _first_visible(self) -> Any:
         given = os.environ.get(_VISIBLE)
-        name = "0" if given is None else given.split(",")[0].strip()
-        handle = self._call("nvmlDeviceGetHandleByIndex", int(name)) if name.isdigit() else self._find(name)
+        handle = self._find("0" if given is None else given.split(",")[0].strip())
         if handle is None:
             why = "no NVIDIA GPU is visible" if given is None else f"{_VISIBLE}='{given}' names no GPU first"
             raise StepError(f"{why} on this host; nvidia-smi -L lists what there is")
-        instance = self._first_instance(handle)
-        return handle if instance is None else instance
+        return handle
 
     def _first_instance(self, handle: Any) -> Any:
         """The first MIG instance of a GPU that is split, which is all that CUDA gives a process of it."""
@@ -174,18 +172,23 @@ class Gpu:
         found = (self._call("nvmlDeviceGetMigDeviceHandleByIndex", handle, index) for index in instances)
         return next((instance for instance in found if instance is not None), None)
 
-    def _named(self, uuid: str) -> Any:
-        handle = self._find(uuid)
+    def _named(self, name: str) -> Any:
+        handle = self._find(name)
         if handle is None:
-            raise StepError(f"no NVIDIA GPU of this host has the UUID '{uuid}'; nvidia-smi -L lists them")
+            raise StepError(f"no NVIDIA GPU of this host has the number or UUID '{name}'; nvidia-smi -L lists them")
         return handle
 
-    def _find(self, uuid: str) -> Any:
-        """By its UUID or, as CUDA allows, the beginning of it; None where there is none."""
-        if uuid.startswith("MIG-"):
-            return self._call("nvmlDeviceGetHandleByUUID", uuid)
-        told = ((handle, _text(self._call("nvmlDeviceGetUUID", handle))) for handle in self._handles())
-        return next((handle for handle, found in told if uuid and found and found.startswith(uuid)), None)
+    def _find(self, name: str) -> Any:
+        """By its number, its UUID or, as CUDA allows, the beginning of that; None where there is none."""
+        if name.startswith("MIG-"):
+            return self._call("nvmlDeviceGetHandleByUUID", name)
+        if name.isdigit():
+            handle = self._call("nvmlDeviceGetHandleByIndex", int(name))
+        else:
+            told = ((handle, _text(self._call("nvmlDeviceGetUUID", handle))) for handle in self._handles())
+            handle = next((handle for handle, found in told if name and found and found.startswith(name)), None)
+        instance = None if handle is None else self._first_instance(handle)
+        return handle if instance is None else instance
 
 
 def _library() -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -39,3 +40,9 @@ def write(latencies: Path, samples: Mapping[str, Sequence[Sample]]) -> None:
     if rows:
         with replacing(path_of(latencies)) as temporary:
             pq.write_table(pa.Table.from_pylist(rows, SCHEMA), temporary)
+
+
+def read(latencies: Path) -> list[dict[str, Any]]:
+    """The samples beside a round's latencies with their ``rung``, in order; none where no device was watched."""
+    path = path_of(latencies)
+    return pq.read_table(path, schema=SCHEMA).to_pylist() if path.is_file() else []

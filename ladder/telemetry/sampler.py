@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -34,7 +35,7 @@ FIRST_SAMPLE_SECONDS = 30.0  # a driver without persistence mode takes seconds t
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m ladder.telemetry", description=__doc__)
-    parser.add_argument("--device", required=True, help="cuda")
+    parser.add_argument("--device", required=True, help="cuda or rocm")
     parser.add_argument("--uuid", help="of the device; empty: the one a process here would run on")
     parser.add_argument("--period", type=float, default=0.1, help="between samples, s, at least")
     arguments = parser.parse_args()
@@ -60,9 +61,9 @@ def looks(reader: Reader, period_s: float, wait: Callable[[float], bool]) -> Ite
     free_at: dict[str, float] = dict.fromkeys(SHARES, 0.0)
 
     def metered(name: str) -> dict[str, Any]:
-        begin = time.thread_time()
+        begin = _cpu_seconds()
         answer = reader.questions[name]()
-        free_at[name] = time.monotonic() + (time.thread_time() - begin) / SHARES[name]
+        free_at[name] = time.monotonic() + (_cpu_seconds() - begin) / SHARES[name]
         return answer
 
     take_sample(reader.questions.values())  # the first answers may have to wake the driver, which says nothing of later
@@ -72,6 +73,12 @@ def looks(reader: Reader, period_s: float, wait: Callable[[float], bool]) -> Ite
         yield take_sample([partial(metered, name) for name in SHARES if free_at[name] <= start])
         due = max(start + period_s, min(free_at.values()))
     yield take_sample(reader.questions.values())
+
+
+def _cpu_seconds() -> float:
+    """CPU time of this thread and of the programs it has waited for, s."""
+    programs = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return time.thread_time() + programs.ru_utime + programs.ru_stime
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from ladder.telemetry.base import NOT_THROTTLING, Sample
 COLUMNS = (
     "device_mem_mb", "device_mem_source", "temperature_start_c", "temperature_end_c", "sm_clock_start_mhz",
     "sm_clock_end_mhz", "memory_clock_start_mhz", "memory_clock_end_mhz", "throttled", "throughput_throttled",
-    "contended", "idle_power_w", "power_w", "energy_window_s", "energy_j_per_image", "ips_per_w",
+    "contended", "idle_power_w", "power_w", "energy_window_s", "energy_j_per_image", "ips_per_w", "energy_missing",
 )  # fmt: skip
 
 Span = tuple[int, int]  # start and end
@@ -24,6 +24,7 @@ Span = tuple[int, int]  # start and end
 COUNTER_STEPS = 20  # at least: a step is seen at the next look, so that a shorter window could be off by over 5 %
 STEADY_C = 2.0  # the temperature of the window for energy moves by no more
 ENDS_NS = 2_000_000_000  # a reading further from the start or end of the timed part is not of it
+AGREEMENT = 1.5  # counter and power readings: two sensors of one card differ by less, a wrong unit by far more
 POWER_AVERAGE_NS = 1_000_000_000  # a reading of power holds the second before it
 
 
@@ -47,6 +48,8 @@ def summarise(
         _ends(samples, timed, field, reach_ns) for field in ("temperature_c", "sm_clock_mhz", "memory_clock_mhz")
     )
     power_w, window_s = _power(samples, throughput)
+    if missing := _energy_missing(samples, throughput, power_w):
+        power_w = window_s = None
     return {
         "device_mem_mb": memory_mb,
         "device_mem_source": source,
@@ -64,6 +67,7 @@ def summarise(
         "energy_window_s": window_s,
         "energy_j_per_image": None if power_w is None else power_w / throughput_ips,
         "ips_per_w": None if power_w is None else throughput_ips / power_w,
+        "energy_missing": missing,
     }
 
 
@@ -154,6 +158,35 @@ def _power(samples: Sequence[Sample], span: Span) -> tuple[float | None, float |
     (start, first_j), (end, last_j) = steps[0], steps[-1]
     window_s = (end - start) / 1e9
     return (last_j - first_j) / window_s, window_s
+
+
+def _energy_missing(samples: Sequence[Sample], span: Span, power_w: float | None) -> str | None:
+    """Why a span has no energy to be trusted, ``power_w`` (W) being what its counter gives; None where it has.
+
+    Counters of some cards stand still or count in another unit than they say, which the readings of power show.
+    """
+    inside = [sample for sample in samples if span[0] <= sample.at_ns <= span[1]]
+    if not inside:
+        return None  # nobody looked
+    counted = [sample.energy_j for sample in inside if sample.energy_j is not None]
+    if not counted:
+        return "no energy counter is told"
+    read_w = _mean_power(_steady(inside))
+    if power_w is None:
+        moves = "has too few steps at a steady temperature, or goes back"
+        return f"the energy counter {moves if len(set(counted)) > 1 else 'stands still'}"
+    if read_w and not 1 / AGREEMENT <= power_w / read_w <= AGREEMENT:
+        return f"the energy counter gives {power_w:.3g} W, the power readings {read_w:.3g} W"
+    return None
+
+
+def _mean_power(samples: Sequence[Sample]) -> float | None:
+    """The integral of the power readings over their time, W; None of fewer than two."""
+    told = [(sample.at_ns, sample.power_w) for sample in samples if sample.power_w is not None]
+    if len(told) < 2:
+        return None
+    energy = sum((before_w + after_w) / 2 * (after - before) for (before, before_w), (after, after_w) in pairwise(told))
+    return energy / (told[-1][0] - told[0][0])
 
 
 def _steady(samples: Sequence[Sample]) -> list[Sample]:
