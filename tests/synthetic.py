@@ -164,6 +164,7 @@ def write_raw(path: Path, parts: list[tuple[str, np.ndarray]]) -> None:
     table = pa.table(
         {
             "rung": pa.array(names, pa.string()).dictionary_encode(),
+            "repeat": pa.array(np.zeros(len(names), np.int16)),
             "iteration": pa.array(np.concatenate([np.arange(len(ns)) for _, ns in parts] or [[]]).astype(np.int32)),
             "latency_ns": pa.array(np.concatenate([ns for _, ns in parts] or [[]]).astype(np.int64)),
         }
@@ -223,7 +224,9 @@ def _detail(factors: dict[str, str]) -> dict[str, Any]:
         "openvino": {"openvino": "2099.1.0-22982-e213a147257-releases/2099/1"},
     }
     identity = versions.get(factors["api"], {"tensorrt": "10.99.0"})
-    return {"identity": identity, "facts": {"threads": 2, "provider": factors["api"], "tf32": {"matmul": False}}}
+    facts = {"threads": 2, "provider": factors["api"], "tf32": {"matmul": False}}
+    device_ms = [{"device_span_ms": [1.5, 1.25, 2.0]}] if "device" in factors else [{}]
+    return {"identity": identity | {"python": "3.99.0"}, "facts": facts, "device_ms": device_ms}
 
 
 def _host_state(platform: str) -> dict[str, Any]:
@@ -231,6 +234,10 @@ def _host_state(platform: str) -> dict[str, Any]:
         "machine": "x86_64",
         "processor": "Synthetic CPU @ 2.00GHz",
         "physical_cores": 2,
+        "logical_cpus": 4,
+        "sockets": 1,
+        "cores_per_socket": 2,
+        "threads_per_core": 2,
         "kernel": "6.99.0",
         "os": "Synthetic Linux",
         "governor": None,
@@ -240,6 +247,7 @@ def _host_state(platform: str) -> dict[str, Any]:
     }
     if "gpu" in platform:
         state["gpu"] = {"name": "Synthetic GPU", "compute_capability": "9.0", "driver": "599.01"}
+        state["gpu_state"] = {"index": 0}
     return state
 
 

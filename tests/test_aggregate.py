@@ -483,7 +483,8 @@ def test_the_script_finds_the_planned_files_by_itself(run):
     assert {root / path for path in planned_files(plan)[0]} == set(rounds)
     assert {root / path for path in planned_files(plan)[1]} == set(audits)
     script = Path(__file__).parents[1] / "scripts" / "aggregate.py"
-    command = [sys.executable, str(script), "--plan", json.dumps(plan), "--output-dir", "results"]
+    write_json(root / "plan.json", plan)
+    command = [sys.executable, str(script), "--plan", "plan.json", "--output-dir", "results"]
     subprocess.run(command, cwd=root, check=True)
     assert len(table(root / "results", "results.csv")) == 80
 

@@ -5,7 +5,6 @@ Most tests use a stack from outside the package (a .py file this test writes) wh
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -149,7 +148,8 @@ class Folder:
             return audit.audit(spec, self.source(spec), None, dict(inputs), dict(reference), described, converted)
 
     def script(self, name: str, spec: dict, *arguments: str) -> None:
-        command = [sys.executable, str(SCRIPTS / f"{name}.py"), "--spec", json.dumps(spec), *arguments]
+        write_json(self.path / "spec.json", spec)
+        command = [sys.executable, str(SCRIPTS / f"{name}.py"), "--spec", "spec.json", *arguments]
         subprocess.run(command, cwd=self.path, check=True, capture_output=True)
 
     def build(self, spec: dict, *more: str) -> dict:

@@ -43,7 +43,7 @@ FULL = DEFAULT | {"stacks": {"mine": {**A_STACK, "arguments": {"x": [1]}}}, "par
 
 
 def test_the_default_configuration_is_valid():
-    assert list(config.load(DEFAULT).ladders) == ["cpu", "nvidia"]
+    assert list(config.load(DEFAULT).ladders) == ["cpu", "nvidia", "amd"]
 
 
 @pytest.mark.parametrize("preset", ["gpu-bench", "deep-gap", "beyond-tops"])

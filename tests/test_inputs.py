@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +13,7 @@ from PIL import Image
 from ladder import inputs, models
 from ladder.config import Generated
 from ladder.errors import StepError
-from ladder.files import read_json, sha256, write_npz
+from ladder.files import read_json, sha256, write_json, write_npz
 from ladder.models import InputSpec
 
 SCRIPT = Path(__file__).parents[1] / "scripts" / "inputs.py"
@@ -174,15 +173,18 @@ def test_the_script_writes_the_file_or_the_reason(tmp_path: Path) -> None:
     spec = {"name": "b", "source": "transformers", "architecture": "bert-tiny", "weights": {"seeded": 0}}
     spec["axes"] = {"batch": "batch", "sequence": 5}
     each = {"dtype": "int64", "low": 0, "high": 2}
-    data = generator(**dict.fromkeys(models.input_names(spec), each))
+    write_json(tmp_path / "spec.json", spec)
+    write_json(tmp_path / "data.json", generator(**dict.fromkeys(models.input_names(spec), each)))
     outputs = ["--output-npz", tmp_path / "calibration.npz", "--output-id", tmp_path / "calibration.id.json"]
-    command = [sys.executable, SCRIPT, "--spec", json.dumps(spec), "--samples", "2", *outputs]
-    subprocess.run([*command, "--data", json.dumps(data)], check=True)
+    command = [sys.executable, SCRIPT, "--spec", tmp_path / "spec.json", "--samples", "2", *outputs]
+    subprocess.run([*command, "--data", tmp_path / "data.json"], check=True)
     identity = read_json(tmp_path / "calibration.id.json")
     assert (identity["samples"], identity["sha256"]) == (2, sha256(tmp_path / "calibration.npz"))
     (tmp_path / "data.json").write_text('{"pictures": "nowhere"}')
-    subprocess.run([*command, "--data", f"@{tmp_path / 'data.json'}"], check=True, capture_output=True)
+    subprocess.run([*command, "--data", tmp_path / "data.json"], check=True, capture_output=True)
     record = read_json(tmp_path / "calibration.id.json")
     assert (record["status"], record["stage"], record["permanent"]) == ("failed", "inputs", True)
     assert (tmp_path / "calibration.npz").stat().st_size == 0
-    assert subprocess.run([*command, "--data", "{"], capture_output=True).returncode == 2
+    (tmp_path / "data.json").write_text("{")
+    refused = subprocess.run([*command, "--data", tmp_path / "data.json"], capture_output=True, text=True)
+    assert refused.returncode == 2 and "argument --data: needs a JSON file" in refused.stderr

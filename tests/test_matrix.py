@@ -24,7 +24,7 @@ HOST = {"machine": "x86_64", "processor": "A", "instructions": "1", "physical_co
 
 @pytest.fixture(autouse=True)
 def known_host(monkeypatch):
-    monkeypatch.setattr(fingerprint, "host", lambda device: HOST)
+    monkeypatch.setattr(fingerprint, "host", lambda device, gpu=None: HOST)
     monkeypatch.setattr(fingerprint, "physical_cores", lambda: 2)
 
 
@@ -42,7 +42,7 @@ def specs(plan):
     """Everything each engine, audit and round of a plan depends on, by the file it makes."""
     engines = {e.id: steps.engine_spec(plan, e) for e in plan.engines.values()}
     audits = {e.audit: steps.audit_spec(plan, e) for e in plan.engines.values()}
-    return engines, audits, {r.record: steps.round_spec(plan, r) for r in plan.rounds()}
+    return engines, audits, {r.record: steps.round_spec(plan, r.model, r.ladder, r.batch) for r in plan.rounds()}
 
 
 def test_the_default_plan():
@@ -83,7 +83,7 @@ def test_how_it_is_measured_changes_rounds_only():
 
 def test_another_processor_rebuilds_and_measures_again(monkeypatch):
     before = specs(matrix())
-    monkeypatch.setattr(fingerprint, "host", lambda device: HOST | {"processor": "B"})
+    monkeypatch.setattr(fingerprint, "host", lambda device, gpu=None: HOST | {"processor": "B"})
     after = specs(matrix())
     for old, new in zip(before, after, strict=True):
         assert all(new[key] != old[key] for key in old)
@@ -91,7 +91,7 @@ def test_another_processor_rebuilds_and_measures_again(monkeypatch):
 
 def test_another_driver_rebuilds_and_measures_again(monkeypatch):
     def planned(driver):
-        monkeypatch.setattr(fingerprint, "host", lambda device: HOST | {"gpu": {"driver": driver}})
+        monkeypatch.setattr(fingerprint, "host", lambda device, gpu=None: HOST | {"gpu": {"driver": driver}})
         return specs(matrix(lambda raw: raw.update(platform="nvidia")))
 
     before, after = planned("1"), planned("2")
@@ -111,9 +111,9 @@ def test_another_version_of_a_runtime_changes_its_own_engines(monkeypatch):
 
 def test_peaks_are_measured_where_the_ladders_need_a_pytorch_anyway():
     plan = matrix()
-    assert (plan.peaks_stack, plan.peaks) == ("pytorch-cpu", "artifacts/cpu/peaks.json")
-    assert steps.peaks_spec(plan) | {"fingerprint": None} == {"device": "cpu", "threads": 2, "fingerprint": None}
-    assert {entry["peaks"] for entry in steps.plan(plan, ["cpu"])["ladders"]} == {plan.peaks}
+    assert (plan.peaks_stack("cpu"), plan.peaks("cpu")) == ("pytorch-cpu", "artifacts/cpu/peaks.json")
+    assert steps.peaks_spec(plan, "cpu") | {"fingerprint": None} == {"device": "cpu", "threads": 2, "fingerprint": None}
+    assert {entry["peaks"] for entry in steps.plan(plan, ["cpu"])["ladders"]} == {plan.peaks("cpu")}
 
     def elsewhere(raw):
         raw["environments"] = {"alone": {"python": "/opt/alone/bin/python"}}
@@ -121,7 +121,7 @@ def test_peaks_are_measured_where_the_ladders_need_a_pytorch_anyway():
         ladder(raw).update(rungs=[{"name": "one", "stack": "openvino-cpu"}], steps=[])
 
     without = matrix(elsewhere)
-    assert without.peaks_stack is None and without.peaks is None
+    assert without.peaks_stack("cpu") is None and without.peaks("cpu") is None
 
 
 def test_a_rung_is_counted_by_the_file_it_computes():
@@ -151,7 +151,7 @@ def test_rungs_that_differ_in_what_is_built_do_not():
     names = {e.name for e in plan.engines.values()}
     assert {"openvino-cpu-fp32-t1", "openvino-cpu-fp32-static-b1", "openvino-cpu-fp32-static-b4"} <= names
     assert len(names) == 5 + 1 + 2 + 1
-    static = plan.engines["yolo11n", "openvino-cpu-fp32-static-b4"]
+    static = plan.engines["cpu", "yolo11n", "openvino-cpu-fp32-static-b4"]
     assert steps.engine_spec(plan, static)["profile"] == {"min": 4, "opt": 4, "max": 4}
 
 
@@ -176,13 +176,13 @@ def test_only_the_configured_platforms_ladders_are_planned():
 
 @pytest.mark.parametrize(("gpu", "expected"), [({"name": "NVIDIA H200"}, "nvidia"), (None, "cpu")])
 def test_auto_takes_the_gpu_where_there_is_one(monkeypatch, gpu, expected):
-    monkeypatch.setattr(fingerprint, "host", lambda device: {"gpu": gpu} if device == "cuda" else {})
-    assert matrix(lambda raw: raw.update(platform="auto")).platform == expected
-    assert matrix(lambda raw: raw.update(platform="cpu")).platform == "cpu"
+    monkeypatch.setattr(fingerprint, "host", lambda device, _=None: {"gpu": gpu} if device == "cuda" else {})
+    assert matrix(lambda raw: raw.update(platform="auto")).platforms == [expected]
+    assert matrix(lambda raw: raw.update(platform="cpu")).platforms == ["cpu"]
 
 
 def test_auto_without_a_platform_for_this_host_is_a_fault(monkeypatch):
-    monkeypatch.setattr(fingerprint, "host", lambda device: {"gpu": None})
+    monkeypatch.setattr(fingerprint, "host", lambda device, gpu=None: {"gpu": None})
     with pytest.raises(ConfigError, match="platform: auto"):
         matrix(lambda raw: raw["platforms"].pop("cpu") and raw["ladders"].pop("cpu") and raw.update(platform="auto"))
 

@@ -11,7 +11,7 @@ import pytest
 
 from ladder import locks, peaks, utilisation
 from ladder.errors import StepError
-from ladder.files import read_json
+from ladder.files import read_json, write_json
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
 
@@ -84,7 +84,8 @@ def test_a_device_that_is_not_there_is_a_failed_record(tmp_path):
         pytest.skip("there is a GPU")
     output, log = tmp_path / "peaks.json", tmp_path / "peaks.log"
     supervise = [sys.executable, SCRIPTS / "_supervise.py", "--stage", "peaks", "--alone", "--log", log]
-    spec = ["--spec", json.dumps({"device": "cuda", "threads": 1}), "--output", output, "--log", log]
+    write_json(tmp_path / "spec.json", {"device": "cuda", "threads": 1})
+    spec = ["--spec", tmp_path / "spec.json", "--output", output, "--log", log]
     command = [*supervise, "--outputs", output, "--", sys.executable, SCRIPTS / "peaks.py", *spec]
     subprocess.run(command, check=True, cwd=tmp_path)
     found = read_json(output)

@@ -458,9 +458,10 @@ def test_a_terminal_without_unicode_is_shown_the_ladder_too(report, tmp_path):
 def test_tables_and_pages_wait_for_a_measurement(report, tmp_path, script):
     """While another folder measures nothing is computed; what is waited for is said, and then it is done."""
     shutil.copytree(report[1], tmp_path / "results")
+    write_json(tmp_path / "plan.json", {"ladders": []})
     lock = tmp_path / "host.lock"
     arguments = {
-        "aggregate.py": ["--plan", json.dumps({"ladders": []})],
+        "aggregate.py": ["--plan", "plan.json"],
         "pages.py": ["--results", "results", "--captions", CAPTIONS],
     }
     command = [sys.executable, REPOSITORY / "scripts" / script, *arguments[script], "--output-dir", "new"]

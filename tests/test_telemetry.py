@@ -167,8 +167,8 @@ def test_a_host_without_driver_or_package_says_so(fake, monkeypatch):
     with pytest.raises(StepError, match="nvidia-ml-py"):
         telemetry.open_reader("cuda")
     assert fingerprint.host("cuda")["gpu"] is None
-    with pytest.raises(StepError, match="'rocm' has no reader"):
-        fingerprint.device_uuid("rocm")
+    with pytest.raises(StepError, match="'npu' has no reader"):
+        fingerprint.device_uuid("npu")
 
 
 def test_a_uuid_that_is_not_there_is_named(fake):

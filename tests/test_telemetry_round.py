@@ -43,7 +43,7 @@ def test_a_run_on_a_gpu_is_watched(gpu_spec, measured, tmp_path, monkeypatch):  
     assert set(samples.rung) == {"a"} and samples.at_ns.is_monotonic_increasing
     phases = record["details"]["a"]["phases"]
     assert samples.at_ns.min() < phases["opening_ns"] < phases["loops_ns"][0][0] < phases["throughput_ns"][0]
-    assert phases["throughput_ns"][1] - phases["throughput_ns"][0] > 0.8e9 and phases["throughput_launches"] > 100
+    assert phases["throughput_ns"][1] - phases["throughput_ns"][0] > 0.8e9
 
 
 def test_the_rung_sees_the_watched_gpu_alone(gpu_spec, measured, monkeypatch, tmp_path):  # noqa: F811

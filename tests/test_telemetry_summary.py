@@ -60,7 +60,7 @@ def test_a_quiet_run_is_told_in_full():
         "device_mem_mb": 1900, "device_mem_source": "process", "temperature_start_c": 50, "temperature_end_c": 50,
         "sm_clock_start_mhz": 1980, "sm_clock_end_mhz": 1980, "memory_clock_start_mhz": 3201,
         "memory_clock_end_mhz": 3201, "throttled": "none", "throughput_throttled": "none", "contended": "none",
-        "idle_power_w": 75,
+        "idle_power_w": 75, "energy_missing": None,
     }  # fmt: skip
 
 

@@ -317,7 +317,8 @@ def test_engines_agree_with_onnxruntime_however_they_are_launched(
             np.testing.assert_allclose(found["y"], expected, atol=atol)
         assert told["facts"]["launch"] == launch and told["facts"]["provider"] == "cuda:0"
         assert told["memory_mb"]["activations_mb"] > 0
-        assert 0 < told["device_ms"]["device_busy_ms"] < 1.5 * told["device_ms"]["device_span_ms"]
+        busy, span = (np.median(told["device_ms"][f"device_{clock}_ms"]) for clock in ("busy", "span"))
+        assert 0 < busy < 1.5 * span
     nodes = tensorrt.nodes(inputs=inputs, **rung)
     assert all(node.precision and node.evidence for node in nodes)
     assert all(node.time_ms is not None for node in nodes) and sum(node.time_ms or 0 for node in nodes) > 0

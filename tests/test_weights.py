@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import subprocess
 import sys
 import threading
@@ -163,7 +162,8 @@ def test_torchvisions_files_are_known_by_their_name_then_by_their_hash(
 def test_the_script_records_what_it_did(server: str, tmp_path: Path) -> None:
     def run(section: dict) -> dict:
         files = ["--output-weights", tmp_path / "weights.bin", "--output-id", tmp_path / "weights.id.json"]
-        command = [sys.executable, SCRIPT, "--spec", json.dumps(spec_of(**section)), *files]
+        write_json(tmp_path / "spec.json", spec_of(**section))
+        command = [sys.executable, SCRIPT, "--spec", tmp_path / "spec.json", *files]
         subprocess.run(command, check=True, capture_output=True)
         return read_json(tmp_path / "weights.id.json")
 

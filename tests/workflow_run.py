@@ -91,8 +91,8 @@ def _cpu_seconds_of_children() -> float:
 
 
 class Workflow:
-    def __init__(self, repository: Path, folder: Path):
-        self.repository, self.folder = repository, folder
+    def __init__(self, repository: Path, folder: Path, **variables: str):
+        self.repository, self.folder, self.variables = repository, folder, variables
         (folder / "tmp").mkdir(parents=True, exist_ok=True)
 
     def start(self, config: Config, *arguments: str) -> tuple[subprocess.Popen[bytes], Path]:
@@ -114,7 +114,7 @@ class Workflow:
             process = subprocess.Popen(
                 [*snakemake, "--configfile", *map(str, files), *arguments],
                 cwd=self.folder,
-                env=inherited | own,
+                env=inherited | own | self.variables,
                 stdin=subprocess.DEVNULL,
                 stdout=stream,
                 stderr=subprocess.STDOUT,

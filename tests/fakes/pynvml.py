@@ -109,7 +109,7 @@ for _name, _answer in {
     "nvmlDeviceGetHandleByIndex": _handle,
     "nvmlDeviceGetHandleByUUID": _by_uuid,
     "nvmlDeviceGetUUID": lambda handle: handle if handle == INSTANCE else UUIDS[handle],
-    "nvmlDeviceGetName": lambda handle: f"NVIDIA Fake {handle}",
+    "nvmlDeviceGetName": lambda handle: TOLD.get("name", f"NVIDIA Fake {handle}"),
     "nvmlDeviceGetCudaComputeCapability": _of_a_gpu((9, 0)),
     "nvmlSystemGetDriverVersion": lambda: "599.01",
     "nvmlDeviceGetIndex": _of_a_gpu(0),
