@@ -31,6 +31,7 @@ SETTINGS = {
     "iterations": ITERATIONS,
     "min_iterations": 1,
     "max_seconds": 60,
+    "device_launches": 1,
     "throughput_iterations": 1,
     "throughput_seconds": 0,
     "queue": 1,
