@@ -104,7 +104,7 @@ def measure_round(
             unusable = unusable or str(error)
         if unusable:
             for rung in upstream.values():
-                rung["failed"] = {"stage": "run", "permanent": False, "reason": unusable}
+                rung["failed"] = rung["failed"] or {"stage": "run", "permanent": False, "reason": unusable}
         host = {**preflight.host_state(device, gpu), "exclusive_host": alone}
         threads = max(rung["rung"]["threads"] for rung in spec["rungs"])
         warnings = preflight.warnings(host, preflight.busy_cpus(), threads)
