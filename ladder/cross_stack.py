@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,9 +30,16 @@ Row = dict[str, Any]
 STOCK, TUNED, COMPILED, ANY = "stock", "tuned", "compiled", "any"
 # what a run is known by, and what two copies of its row must agree on
 RUN = ("host", "device_uuid", "sitting", "platform", "model", "ladder", "rung", "batch", "round")
-MEASURED = ("started_at", "iterations", "median_ms", "throughput_ips", "fp32_onnx_sha256", "artifact_sha256")
-MEDIANS = ("throughput_ips", "power_w", "energy_j_per_image", "ips_per_w", "peak_compute_pct", "peak_bandwidth_pct")
+POSITIVE = ("median_ms", "throughput_ips", "power_w", "energy_j_per_image", "ips_per_w")
+MEDIANS = (*POSITIVE[1:], "peak_compute_pct", "peak_bandwidth_pct")
+NEEDED = (  # in tables of every version
+    "started_at", "iterations", "median_ms", "throughput_ips", "weights", "precision", "launch", "transfers",
+    "compiler", "options", "fp32_onnx_sha256", "artifact_sha256",
+)  # fmt: skip
+MEASURED = (*NEEDED, "stack", "shape", *FLAGS, *MEDIANS)
 AUDITED = ("flops_at_precision_pct", "nodes_at_precision_pct")
+NOT_LET_THROUGH = ("exclude", "failed")  # verdicts of an audit; what ran all the same is no result
+TOLD = ("hosts", "versions", "ladders", "warnings", "unsteady_runs", "busy_runs", "failures")  # by a summary
 FINGERPRINT = ("machine", "processor", "logical_cpus", "os", "kernel")  # of a host's state
 
 PROTOCOL = "protocol"
@@ -41,6 +49,7 @@ REMEDIES = {
     "input": "give the model the same input size on both hosts and measure again",
     "measure": "measure both hosts with the same 'measure' section",
     "timing_code": "measure both hosts with one version of this repository",
+    "audit": "see the reason in audit.csv of that host",
     PROTOCOL: "its tables do not say how it was timed: bring its summary.json along, and where that has no protocol "
     "call the workflow again on that host with this version",
 }
@@ -102,6 +111,12 @@ class Run:
     def side(self) -> Side:
         return side_of(self.row)
 
+    @property
+    def ran(self) -> tuple[str, ...]:
+        """What it ran: runs of one rung are pooled only where they ran one engine and the same versions."""
+        versions = _versions(self.source, self.row["platform"])
+        return self.row["ladder"], self.row["rung"], self.row["artifact_sha256"] or "", versions
+
 
 @dataclass(frozen=True)
 class Comparison:
@@ -121,18 +136,30 @@ def read_source(folder: Path) -> Source:
     try:
         with open(table, newline="", encoding="utf-8") as stream:
             rows = list(csv.DictReader(stream))
+        if torn := [number for number, row in enumerate(rows, 2) if None in row or None in row.values()]:
+            raise ValueError(f"row {torn[0]} of results.csv has not as many cells as its header")
         summary = read_json(about) if about.is_file() else {}
     except (OSError, ValueError, csv.Error) as error:
         raise StepError(f"{folder}: no tables of a run ({error}); bring its results.csv and summary.json") from None
-    needed = {*RUN, *MEASURED, "weights", *(role for role in Role._fields if role != "kind"), "compiler", "options"}
-    if rows and (missing := needed - set(rows[0])):
+    if rows and (missing := {*RUN, *NEEDED} - set(rows[0])):
         raise StepError(f"{table} has no column {', '.join(sorted(missing))}; bring the results.csv of a run")
-    if summary and summary["measured"]["runs"] != len(rows):
-        raise StepError(
-            f"{about} tells of {summary['measured']['runs']} runs, results.csv beside it holds {len(rows)}; "
-            "bring both from the same call"
-        )
+    if about.is_file() and (fault := _fault(summary, rows)):
+        raise StepError(f"{about} {fault}; bring it and results.csv from the same call, unchanged")
     return Source(str(folder), rows, summary)
+
+
+def _fault(summary: Any, rows: Sequence[Mapping[str, str]]) -> str | None:
+    """Why this is no summary of these rows; None where it is. One of an earlier version tells less."""
+    if not isinstance(summary, dict) or not isinstance(measured := summary.get("measured"), dict):
+        return "is not what the workflow wrote"
+    if summary.get(PROTOCOL) is not None and (missing := [key for key in TOLD if key not in summary]):
+        return f"does not tell {', '.join(missing)}"
+    started = [row["started_at"] for row in rows]
+    found = {"runs": len(rows), "first": min(started, default=None), "last": max(started, default=None)}
+    differing = [
+        f"{name} {measured.get(name)}, not {value}" for name, value in found.items() if measured.get(name) != value
+    ]
+    return f"tells of other runs than results.csv beside it: {', '.join(differing)}" if differing else None
 
 
 def compare(sources: Sequence[Source], reference: str | None = None) -> Comparison:
@@ -168,10 +195,16 @@ def merged(sources: Sequence[Source]) -> list[Run]:
             audit = audits.get(tuple(row[key] for key in ("platform", "model", "ladder", "batch", "rung")), {})
             run = Run(row, source, audit, _terms(row, protocol))
             other = found.setdefault(known_by, run)
-            if differing := [key for key in MEASURED if other.row[key] != row[key]]:
+            differing = [key for key in MEASURED if key in row and key in other.row and other.row[key] != row[key]]
+            if protocol is not None and PROTOCOL in other.terms:
+                found[known_by] = run  # in place of a copy without a summary
+            elif protocol is not None:
+                differing += [key for key in run.terms if run.terms[key] != other.terms.get(key)]
+                differing += ["audit"] * (audit.get("verdict") != other.audit.get("verdict"))
+            if differing:
                 raise StepError(
                     f"{source.name} and {other.source.name} say different things of one run ({_named(row)}): "
-                    f"{', '.join(differing)}; bring each host's results once, unchanged"
+                    f"{', '.join(dict.fromkeys(differing))}; bring each host's results once, unchanged"
                 )
     return list(found.values())
 
@@ -179,19 +212,26 @@ def merged(sources: Sequence[Source]) -> list[Run]:
 def admit(runs: Sequence[Run], reference: str | None = None) -> tuple[list[Run], list[Row]]:
     """The runs that may be compared, and a row for everything that keeps others out.
 
-    A run whose terms are not all known is refused. Of each model the terms are those of its first run that tells all,
-    on the reference if there is one: whatever differs from them is refused, with each difference named.
+    A run whose terms are not all known is refused, and so is one that its audit did not let through. Of each model the
+    terms are those of its first run that tells all, on the reference if there is one: whatever differs from them is
+    refused, with each difference named.
     """
     bases: dict[str, Run] = {}
-    for run in sorted(runs, key=lambda run: (None in run.terms.values(), reference not in (None, run.side.platform))):
+
+    def last(run: Run) -> tuple[bool, ...]:
+        return None in run.terms.values(), _not_let_through(run), reference not in (None, run.side.platform)
+
+    for run in sorted(runs, key=last):
         bases.setdefault(run.row["model"], run)
     admitted: list[Run] = []
     refusals: dict[tuple[Any, ...], int] = defaultdict(int)
     for run in runs:
         base = bases[run.row["model"]]
-        differences = list(_differences(run, base))
-        for field, expected in differences:
-            terms = field, run.terms.get(field), expected, base.side.platform
+        differences = [(field, run.terms.get(field), expected) for field, expected in _differences(run, base)]
+        if _not_let_through(run):
+            differences.append(("audit", f"{run.audit['verdict']} ({run.row['rung']})", "pass"))
+        for difference in differences:
+            terms = *difference, base.side.platform
             refusals[(run.source.name, *run.side, run.row["model"], *terms)] += 1
         if not differences:
             admitted.append(run)
@@ -204,13 +244,23 @@ def admit(runs: Sequence[Run], reference: str | None = None) -> tuple[list[Run],
 
 
 def conflicts(sources: Sequence[Source]) -> list[str]:
-    """A line for each host name that stands for two machines or devices, as far as the summaries and rows tell."""
-    devices: dict[tuple[str, str], set[str]] = defaultdict(set)
+    """A line for each host name that stands, or may stand, for two machines or devices.
+
+    Several GPUs with numbers of their own are one host's.
+    """
+    devices: dict[tuple[str, str], dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
+    unnamed: dict[str, set[str]] = defaultdict(set)
+    versions: dict[Side, dict[str, str]] = defaultdict(dict)
     states: dict[str, dict[str, dict[str, str]]] = defaultdict(lambda: defaultdict(dict))
     for source in sources:
         for row in source.rows:
-            devices[row["host"], row.get("device", "")].add(row["device_uuid"])
+            if row["device_uuid"]:
+                number = source.host(side_of(row))["state"].get("gpu_state.index")
+                devices[row["host"], row.get("device", "")][row["device_uuid"]].add(_said(number))
+            else:
+                unnamed[row["host"]].add(row["sitting"])
         for host in source.hosts:
+            versions[side_of(host)].setdefault(_versions(source, host["platform"]), source.name)
             for name in FINGERPRINT:
                 if (reading := host["state"].get(name)) is not None:
                     states[host["host"]][name].setdefault(_said(reading), source.name)
@@ -224,10 +274,20 @@ def conflicts(sources: Sequence[Source]) -> list[str]:
         if differing:
             lines.append(f"The host name {name} stands for different machines: {'; '.join(differing)}")
     for (name, device), uuids in devices.items():
-        if len(uuids) > 1:
+        numbers = [number for told in uuids.values() for number in told]
+        if len(uuids) > 1 and (len(set(numbers)) < len(numbers) or _said(None) in numbers):  # else GPUs of one host
             booted = " (a CPU's id changes when its host boots)" if device == "cpu" else ""
             lines.append(
                 f"The host name {name} stands for several {device} devices{booted}: {', '.join(sorted(uuids))}"
+            )
+    for side, told in versions.items():
+        if len(told) > 1:
+            listed = " and ".join(f"{packages} ({where})" for packages, where in told.items())
+            lines.append(f"{side.platform} on {side.host} ran in different versions, not pooled: {listed}")
+    for name, sittings in unnamed.items():
+        if len(sittings) > 1:
+            lines.append(
+                f"The runs of {len(sittings)} sittings on {name} tell no device_uuid: they count as one device's"
             )
     return lines
 
@@ -240,12 +300,12 @@ def role_of(row: Mapping[str, Any]) -> Role:
 
 def _roles(runs: Iterable[Run]) -> Iterator[tuple[str, int, Role, dict[Side, list[list[Run]]]]]:
     """Model, batch, role, and of each side the candidates for it: the runs of one rung each."""
-    found: dict[tuple[str, int, Role], dict[Side, dict[tuple[str, str], list[Run]]]] = {}
+    found: dict[tuple[str, int, Role], dict[Side, dict[tuple[str, ...], list[Run]]]] = {}
     for run in runs:
         role = role_of(run.row)
         for each in (Role(role.precision, ANY, ANY, role.transfers), role):
             sides = found.setdefault((run.row["model"], run.row["batch"], each), {})
-            sides.setdefault(run.side, {}).setdefault((run.row["ladder"], run.row["rung"]), []).append(run)
+            sides.setdefault(run.side, {}).setdefault(run.ran, []).append(run)
     for (model, batch, role), sides in sorted(found.items(), key=lambda item: _place(*item[0])):
         yield model, batch, role, {side: list(rungs.values()) for side, rungs in sides.items()}
 
@@ -261,18 +321,21 @@ def _standing(
     model: str, batch: int, role: Role, candidates: dict[Side, list[list[Run]]], reference: Side | None
 ) -> Iterator[Row]:
     """A row a side for one role, each for the fastest of its candidates that did what its name says."""
-    chosen = {side: best for side, rungs in candidates.items() if (best := _fastest(rungs))}
+    entered = {side: found for side, rungs in candidates.items() if (found := _contenders(rungs))}
+    chosen = {side: min(found, key=lambda runs: np.log(_medians(runs)).mean()) for side, found in entered.items()}
     base = chosen.get(reference) if reference else None
     for side, runs in chosen.items():
         used = _usable(runs)
-        head = used[0]
-        ratio = _ratio(_medians(base), _medians(runs)) if base and side != reference else dict.fromkeys(RATIO)
+        head, among = used[0], len(entered[side])
+        ratio: Row = dict.fromkeys(RATIO)
+        if reference and base and side != reference:
+            ratio = _ratio(_medians(base), _medians(runs), among * len(entered[reference]))
         yield {
             "model": model, "weights": head.row["weights"], "batch": batch, **role._asdict(), **side._asdict(),
             "device_name": head.source.device_name(side),
-            **{key: head.row[key] for key in ("device", "stack", "ladder", "rung", "shape")},
+            **{key: head.row[key] for key in ("device", "stack", "ladder", "rung", "shape")}, "candidates": among,
             "audit_verdict": head.audit.get("verdict"), **{key: head.audit.get(key) for key in AUDITED},
-            "rounds": len(used), "rounds_excluded": len(runs) - len(used), **_latency(_medians(runs)),
+            "rounds": len(used), "rounds_excluded": len(runs) - len(used), **_latency(_medians(runs), among),
             **{key: _median([run.row.get(key) for run in used]) for key in MEDIANS},
             "peak_source": head.row.get("peak_source"),
             "reference": reference.platform if reference and base else None, **ratio,
@@ -283,36 +346,40 @@ def _standing(
 RATIO = ("ratio", "ratio_low", "ratio_high", "verdict")
 
 
-def _ratio(base: np.ndarray, medians: np.ndarray) -> Row:
-    """How many times as fast as the reference: its latency over this one's, with an interval from two rounds on."""
+def _ratio(base: np.ndarray, medians: np.ndarray, among: int) -> Row:
+    """How many times as fast as the reference: its latency over this one's, with an interval from two rounds on.
+
+    ``among`` is how many pairs of rungs there were to choose this one from. The interval is so much surer (Bonferroni,
+    by Dunn, Multiple comparisons among means, JASA 56, 1961) that it holds whichever of them was chosen.
+    """
     logs = np.log(base), np.log(medians)
     found = {"ratio": float(np.exp(logs[0].mean() - logs[1].mean())), "verdict": statistics.TOO_FEW_ROUNDS}
     if min(len(base), len(medians)) < 2:
         return dict.fromkeys(RATIO) | found
-    interval = statistics.welch_interval(*logs)
+    interval = statistics.welch_interval(*logs, statistics.ALPHA / among)
     low, high = float(interval.low), float(interval.high)
     told = statistics.verdict(low, high, min(len(base), len(medians)))
     return found | {"ratio_low": float(np.exp(low)), "ratio_high": float(np.exp(high)), "verdict": told}
 
 
-def _latency(medians: np.ndarray) -> Row:
-    """Geometric mean of run medians, ms, with its interval from two rounds on."""
+def _latency(medians: np.ndarray, among: int) -> Row:
+    """Geometric mean of run medians, ms, with its interval from two rounds on; ``among`` as for ``_ratio``."""
     logs = np.log(medians)  # each a log ratio to 1 ms
     ends: tuple[float | None, float | None] = (None, None)
     if len(logs) > 1:
-        interval = statistics.paired_interval(logs)
+        interval = statistics.paired_interval(logs, statistics.ALPHA / among)
         ends = float(np.exp(interval.low)), float(np.exp(interval.high))
     return {"median_ms": float(np.exp(logs.mean())), "median_low_ms": ends[0], "median_high_ms": ends[1]}
 
 
-def _fastest(rungs: Sequence[list[Run]]) -> list[Run] | None:
-    """The runs of the rung with the lowest latency, of those whose audit does not warn where there is one."""
+def _contenders(rungs: Sequence[list[Run]]) -> list[list[Run]]:
+    """The runs of each rung that may stand for a role: those that an audit lets pass, where there are any."""
     usable = [runs for runs in rungs if _usable(runs)]
-    return min(usable, key=lambda runs: (_warned(runs[0]), np.log(_medians(runs)).mean()), default=None)
+    return [runs for runs in usable if all(run.audit.get("verdict") == "pass" for run in runs)] or usable
 
 
-def _warned(run: Run) -> bool:
-    return run.audit.get("verdict") == "warn"
+def _not_let_through(run: Run) -> bool:
+    return run.audit.get("verdict") in NOT_LET_THROUGH
 
 
 def _usable(runs: Sequence[Run]) -> list[Run]:
@@ -354,15 +421,19 @@ def _differences(run: Run, base: Run) -> Iterator[tuple[str, Any]]:
 
 
 def _parsed(text: Mapping[str, str]) -> Row:
-    numbers = {*MEDIANS, "median_ms"}
     row: Row = {key: value or None for key, value in text.items()}
     try:
-        row |= {key: float(row[key]) for key in numbers if row.get(key) is not None}
+        row |= {key: float(row[key]) for key in {*POSITIVE, *MEDIANS} if row.get(key) is not None}
         row |= {key: int(row[key]) for key in ("batch", "round")}
+        json.loads(row["options"] or "{}")
     except (TypeError, ValueError) as error:
-        raise StepError(f"results.csv: a run ({_named(row)}) with a figure that is no number: {error}") from None
-    if not (row["median_ms"] or 0) > 0:
-        raise StepError(f"results.csv: a run ({_named(row)}) without a latency: median_ms is {row['median_ms']}")
+        raise StepError(f"results.csv: a run ({_named(row)}) with a cell that cannot be read: {error}") from None
+    if row["median_ms"] is None:
+        raise StepError(f"results.csv: a run ({_named(row)}) without a latency: median_ms is empty")
+    for key in sorted({*POSITIVE, *MEDIANS}):
+        value = row.get(key)
+        if value is not None and not (math.isfinite(value) and value >= 0 and (value or key not in POSITIVE)):
+            raise StepError(f"results.csv: a run ({_named(row)}) with a figure that none measured: {key} is {value}")
     return row
 
 
@@ -373,6 +444,10 @@ def _audits(summary: Mapping[str, Any]) -> dict[tuple[Any, ...], Row]:
         for entry in summary.get("ladders", [])
         for rung in entry["rungs"]
     }
+
+
+def _versions(source: Source, platform: str) -> str:
+    return canonical_json(source.summary.get("versions", {}).get(platform))
 
 
 def _named(row: Mapping[str, Any]) -> str:

@@ -38,10 +38,11 @@ FAILURES = ("platform", "model", "ladder", "rung", "batch", "round", "stage", "p
 
 CROSS_STACK = (
     "model", "weights", "batch", "precision", "launch", "kind", "transfers", "platform", "host", "device_uuid",
-    "device", "device_name", "stack", "ladder", "rung", "shape", "audit_verdict", "flops_at_precision_pct",
-    "nodes_at_precision_pct", "rounds", "rounds_excluded", "median_ms", "median_low_ms", "median_high_ms",
-    "throughput_ips", "reference", "ratio", "ratio_low", "ratio_high", "verdict", "power_w", "energy_j_per_image",
-    "ips_per_w", "peak_compute_pct", "peak_bandwidth_pct", "peak_source", "fp32_onnx_sha256", "source",
+    "device", "device_name", "stack", "ladder", "rung", "shape", "candidates", "audit_verdict",
+    "flops_at_precision_pct", "nodes_at_precision_pct", "rounds", "rounds_excluded", "median_ms", "median_low_ms",
+    "median_high_ms", "throughput_ips", "reference", "ratio", "ratio_low", "ratio_high", "verdict", "power_w",
+    "energy_j_per_image", "ips_per_w",
+    "peak_compute_pct", "peak_bandwidth_pct", "peak_source", "fp32_onnx_sha256", "source",
 )  # fmt: skip
 
 CROSS_STACK_REFUSED = (

@@ -80,7 +80,10 @@ def source(platform, /, rounds=8, protocol=PROTOCOL, name=None, **changed):
     summary = {
         "protocol": protocol, "hosts": [host | {"state": state}], "versions": {platform: {"torch": "2.99.0+cpu"}},
         "ladders": [place | {"rungs": verdicts}], "warnings": [], "unsteady_runs": [], "busy_runs": [], "failures": 0,
-        "measured": {"first": "2030-01-01T", "last": "2030-01-02T", "runs": len(rows), "sittings": 1},
+        "measured": {
+            "first": min(r["started_at"] for r in rows), "last": max(r["started_at"] for r in rows),
+            "runs": len(rows), "sittings": 1,
+        },
     }  # fmt: skip
     return Source(name or platform, rows, summary)
 
@@ -157,6 +160,42 @@ def test_a_rung_whose_audit_warns_is_the_last_choice():
     gpu.summary["ladders"][0]["rungs"][-1]["verdict"] = "warn"
     found = of(compare([source("cpu"), gpu]), FASTEST, "gpu")
     assert (found["rung"], found["audit_verdict"]) == ("tensorrt-graph", "pass")
+    gpu.summary["ladders"][0]["rungs"].pop()  # nothing is known of its audit
+    assert of(compare([source("cpu"), gpu]), FASTEST, "gpu")["rung"] == "tensorrt-graph"
+
+
+def test_what_an_audit_did_not_let_through_is_refused():
+    gpu = source("gpu")
+    gpu.summary["ladders"][0]["rungs"][-1]["verdict"] = "exclude"
+    found = compare([gpu, source("cpu")])
+    assert of(found, FASTEST, "gpu")["rung"] == "tensorrt-graph"
+    (refused,) = found.refused
+    assert (refused["field"], refused["found"], refused["expected"], refused["runs"]) == (
+        "audit", "exclude (tensorrt-static-graph)", "pass", 8,
+    )  # fmt: skip
+    assert "see the reason in audit.csv" in refusal(refused)
+
+
+def test_the_best_of_several_has_an_interval_that_allows_for_the_choice():
+    gpu, cpu = source("gpu"), source("cpu")
+    found = compare([cpu, gpu])
+    best, alone = of(found, FASTEST, "gpu"), of(found, Role("fp32", "eager", "stock", "excluded"), "gpu")
+    assert (best["candidates"], alone["candidates"], of(found, FASTEST, "cpu")["candidates"]) == (5, 1, 2)
+    logs = [np.log([float(r["median_ms"]) for r in s.rows if r["rung"] == rung])
+            for s, rung in ((cpu, "openvino"), (gpu, "tensorrt-static-graph"))]  # fmt: skip
+    interval = statistics.welch_interval(*logs, statistics.ALPHA / 10)
+    assert np.allclose(np.log([best["ratio_low"], best["ratio_high"]]), [interval.low, interval.high])
+    interval = statistics.paired_interval(logs[1], statistics.ALPHA / 5)
+    assert np.allclose(np.log([best["median_low_ms"], best["median_high_ms"]]), [interval.low, interval.high])
+
+
+@pytest.mark.parametrize("rungs", [1, 5])
+def test_the_fastest_of_equals_is_told_apart_in_one_row_of_a_hundred_at_most(rungs):
+    medians = np.random.default_rng(1).standard_normal((20_000, rungs, 8))
+    fastest = np.take_along_axis(medians, medians.mean(axis=2).argmin(axis=1)[:, None, None], axis=1)[:, 0]
+    other = np.random.default_rng(2).standard_normal((20_000, 8))
+    found = statistics.welch_interval(fastest, other, statistics.ALPHA / rungs)
+    assert np.mean((found.low > 0) | (found.high < 0)) < statistics.ALPHA + 0.0025
 
 
 # --- how they stand ---
@@ -242,6 +281,57 @@ def test_nothing_to_compare_ends_in_one_clear_error(tmp_path):
         read_source(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [("median_ms", "inf"), ("median_ms", "nan"), ("median_ms", "0"), ("median_ms", ""), ("power_w", "0"),
+     ("ips_per_w", "nan"), ("throughput_ips", "-1"), ("peak_compute_pct", "inf"), ("median_ms", "1,5"),
+     ("batch", "1.0"), ("options", "{mode: x}")],
+)  # fmt: skip
+def test_a_figure_that_none_measured_is_an_error(column, value):
+    with pytest.raises(StepError, match=r"results.csv: a run \(host gpu-host, platform gpu, .*\) with"):
+        merged([source("gpu", **{column: value})])
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda summary: [], "is not what the workflow wrote"),
+        (lambda summary: {"protocol": PROTOCOL}, "is not what the workflow wrote"),
+        (lambda summary: {k: v for k, v in summary.items() if k != "versions"}, "does not tell versions"),
+        (
+            lambda summary: summary | {"measured": summary["measured"] | {"first": "2029-01-01"}},
+            "tells of other runs than results.csv beside it: first 2029-01-01, not 2030-01-01",
+        ),
+    ],
+)
+def test_a_summary_of_another_call_is_an_error(tmp_path, change, told):
+    folder = write(tmp_path / "größe 機", source("gpu")).parent
+    assert read_source(folder).summary
+    write_json(folder / "summary.json", change(source("gpu").summary))
+    with pytest.raises(StepError, match=rf"summary.json {told}.*; bring it and results.csv from the same call"):
+        read_source(folder)
+
+
+def test_tables_of_an_earlier_version_can_be_read(tmp_path):
+    old = source("gpu", protocol=None)
+    later = {"energy_j_per_image", "power_w", "ips_per_w", "throttled", "contended", "peak_compute_pct"}
+    rows = [{key: value for key, value in each.items() if key not in later} for each in old.rows]
+    summary = {"measured": old.summary["measured"]}
+    read = read_source(write(tmp_path / "old", Source("old", rows, summary)).parent)
+    with pytest.raises(StepError, match="protocol unknown"):
+        compare([source("cpu"), read])
+
+
+@pytest.mark.parametrize("cut", [lambda cells: cells[:-1], lambda cells: [*cells, "x"]])
+def test_a_row_cut_short_is_an_error(tmp_path, cut):
+    table = write(tmp_path / "gpu", source("gpu"))
+    lines = table.read_text(encoding="utf-8").splitlines()
+    lines[4] = ",".join(cut(lines[4].split(",")))
+    table.write_text("\n".join(lines), encoding="utf-8")
+    with pytest.raises(StepError, match="row 5 of results.csv has not as many cells as its header"):
+        read_source(table.parent)
+
+
 # --- merging ---
 
 
@@ -255,16 +345,50 @@ def test_the_same_file_twice_changes_nothing(again, random):
     assert compare(twice) == compare(once)
 
 
-def test_two_results_of_one_run_are_an_error():
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [("median_ms", "1.0"), ("power_w", "100"), ("throttled", "thermal"), ("precision", "fp16"), ("options", '{"a":1}'),
+     ("transfers", "included"), ("weights", "seeded(1)")],
+)  # fmt: skip
+def test_two_results_of_one_run_are_an_error(column, value):
     other = source("gpu", name="other")
-    other.rows[0]["median_ms"] = "1.0"
-    with pytest.raises(StepError, match="other and gpu say different things of one run .*: median_ms"):
+    other.rows[0][column] = value
+    for both in ([source("gpu"), other], [other, source("gpu")]):
+        with pytest.raises(StepError, match=f"say different things of one run .*: {column}"):
+            merged(both)
+
+
+def test_two_audits_or_protocols_of_one_run_are_an_error():
+    other = source("gpu", name="other")
+    other.summary["ladders"][0]["rungs"][0]["verdict"] = "warn"
+    with pytest.raises(StepError, match="other and gpu say different things .*: audit; bring"):
         merged([source("gpu"), other])
+    with pytest.raises(StepError, match="other and gpu say different things .*: timing_code; bring"):
+        merged([source("gpu"), source("gpu", name="other", protocol=PROTOCOL | {"timing_code": "f00d"})])
+
+
+def test_a_copy_without_a_summary_hides_none_that_has_one():
+    cpu, gpu = source("cpu"), source("gpu")
+    bare = Source("bare", gpu.rows, {})
+    assert compare([cpu, bare, gpu]) == compare([cpu, gpu, bare]) == compare([cpu, gpu])
 
 
 def test_further_rounds_of_another_sitting_count_too():
     again = source("gpu", name="again", sitting="20300102T000000-1")
     assert of(compare([source("cpu"), source("gpu"), again]), FASTEST, "gpu")["rounds"] == 16
+
+
+def test_rounds_of_another_engine_or_version_are_not_pooled():
+    rebuilt = source("gpu", name="rebuilt", sitting="20300102T000000-1", artifact_sha256="ef" * 32)
+    found = of(compare([source("cpu"), source("gpu"), rebuilt]), FASTEST, "gpu")
+    assert (found["rounds"], found["candidates"]) == (8, 10)
+    updated = source("gpu", name="updated", sitting="20300102T000000-1")
+    updated.summary["versions"]["gpu"] = {"torch": "3.0"}
+    result = compare([source("cpu"), source("gpu"), updated])
+    assert of(result, FASTEST, "gpu")["rounds"] == 8
+    (note,) = result.notes
+    assert note.startswith("gpu on gpu-host ran in different versions, not pooled: ")
+    assert note.endswith(': {"torch":"2.99.0+cpu"} (gpu) and {"torch":"3.0"} (updated)')
 
 
 def test_a_host_name_of_two_machines_is_told():
@@ -277,6 +401,26 @@ def test_a_host_name_of_two_machines_is_told():
     booted = source("cpu", host="vm", device_uuid="cpu-later")
     (line,) = conflicts([first, booted])
     assert line.endswith("(a CPU's id changes when its host boots): cpu-later, cpu-uuid")
+
+
+def test_two_gpus_of_one_host_are_no_conflict_unless_both_are_its_first():
+    def pair(*numbers):
+        held = [source("gpu", device_uuid=f"GPU-{place}") for place in range(2)]
+        for each, number in zip(held, numbers, strict=True):
+            each.summary["hosts"][0]["state"]["gpu_state.index"] = number
+        return conflicts(held)
+
+    assert pair(0, 1) == []
+    said = ["The host name gpu-host stands for several cuda devices: GPU-0, GPU-1"]
+    assert pair(0, 0) == pair(None, 1) == pair(None, None) == said
+
+
+def test_runs_that_tell_no_device_are_told():
+    later = source("gpu", device_uuid="", sitting="20300102T000000-1")
+    assert conflicts([source("gpu", device_uuid="")]) == []
+    assert conflicts([source("gpu", device_uuid=""), later]) == [
+        "The runs of 2 sittings on gpu-host tell no device_uuid: they count as one device's"
+    ]
 
 
 # --- the page, the script, the configuration, the documents ---
@@ -300,6 +444,15 @@ def test_the_page_shows_every_platform_and_every_refusal():
     assert len(specs) == 3
     for spec in specs:
         assert "<svg" in vl_convert.vegalite_to_svg(spec | {"width": 400})
+
+
+def test_shares_of_different_kinds_of_peaks_say_so():
+    same = [source(name, peak_source="measured") for name in ("cpu", "gpu")]
+    other = source("gpu", peak_source="datasheet")
+    pages = [cross_stack_page(compare(found), CAPTION) for found in (same, [same[0], other])]
+    alike, unlike = (page.replace("\u00a0", " ") for page in pages)
+    assert "7.5 %" in alike and "7.5 % (" not in alike
+    assert "7.5 % (measured)" in unlike and "7.5 % (datasheet)" in unlike
 
 
 def write(folder: Path, held: Source) -> Path:
@@ -333,7 +486,7 @@ def test_the_script_makes_tables_and_page_or_says_why_not(tmp_path):
     alone = call(tables_of[0])
     assert alone.returncode == 1 and alone.stderr.startswith("nothing can be compared; found were results of cpu on")
     (tmp_path / "gpu" / "summary.json").write_text(json.dumps(source("gpu", rounds=1).summary))
-    assert "tells of 5 runs, results.csv beside it holds 40" in call(*tables_of).stderr
+    assert "tells of other runs than results.csv beside it: runs 5, not 40" in call(*tables_of).stderr
 
 
 def test_the_workflow_sets_folders_side_by_side_and_plans_no_round(tmp_path):

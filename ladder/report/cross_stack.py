@@ -87,6 +87,8 @@ def _standing(model: str, batch: int, rows: Sequence[Row], labels: Mapping[Side,
         Column("role", "role"),
         Column("platform", "platform"),
         Column("rung", "rung"),
+        Column("candidates", "the fastest of", True),
+        Column("shape", "shape"),
         Column("latency", "latency, ms", True),
         Column("ratio", f"times as fast as {labels[reference]}", True),
         Column("verdict", "verdict"),
@@ -98,18 +100,21 @@ def _standing(model: str, batch: int, rows: Sequence[Row], labels: Mapping[Side,
         Column("rounds", "rounds", True),
     )
     drawn = [row | {"role": role_name(row), "label": labels[side_of(row)]} for row in rows]
+    sources = {row["peak_source"] for row in rows if row["peak_source"]}
     cells = [
         {
             "role": row["role"],
             "platform": row["label"],
             "rung": marked({"name": row["rung"], "verdict": row["audit_verdict"]}),
+            "candidates": str(row["candidates"]) if row["candidates"] > 1 else "",
+            "shape": row["shape"],
             "latency": _with_interval(row["median_ms"], row["median_low_ms"], row["median_high_ms"]),
             "ratio": _with_interval(row["ratio"], row["ratio_low"], row["ratio_high"]),
             "verdict": row["verdict"] or "",
             "ips": number(row["throughput_ips"]),
             "ips_per_w": number(row["ips_per_w"]),
-            "compute": percent(row["peak_compute_pct"]),
-            "bandwidth": percent(row["peak_bandwidth_pct"]),
+            "compute": _share(row, "peak_compute_pct", sources),
+            "bandwidth": _share(row, "peak_bandwidth_pct", sources),
             "ran_in": ran_in(row | {"requested_precision": row["precision"]}),
             "rounds": str(row["rounds"]),
         }
@@ -134,6 +139,12 @@ def _standing(model: str, batch: int, rows: Sequence[Row], labels: Mapping[Side,
     return Block(f"{model}, batch {batch}", figures=charts, tables=shown)
 
 
+def _share(row: Row, column: str, sources: set[str]) -> str:
+    """A share of a peak, with what that peak is where it is not the same for all."""
+    told = percent(row[column])
+    return f"{told} ({row['peak_source']})" if told and len(sources) > 1 else told
+
+
 def _with_interval(value: float | None, low: float | None, high: float | None) -> str:
     """E.g. ``31.2 (30.1 to 32.4)``; no interval where there is none."""
     if value is None or low is None or high is None:
@@ -148,7 +159,8 @@ def _chart(rows: Sequence[Row], labels: Sequence[str], value: str, title: str, e
         for row in rows
         if row[value] is not None
     ]
-    low, high = min(row[value] for row in points), max(row["edge"] for row in points)
+    low = min(row[each] or row[value] for row in points for each in (value, *ends))
+    high = max(row["edge"] for row in points)
     reach = max(high / low, 2.0)
     order = list(dict.fromkeys(row["role"] for row in points))
     shown = [label for label in labels if any(row["label"] == label for row in points)]
