@@ -208,7 +208,8 @@ def contradiction(nodes: Sequence[Node], requested: str, graph: Mapping[str, Any
     """Warns where the executed nodes are not what was requested: some at a lower precision, or too few at it.
 
     Too few is less than half of the share that the ONNX file has at the precision (of a module: half of all), by FLOPs
-    where the runtime tells where its nodes come from, else by nodes. Where a precision is unknown nothing is said.
+    where the runtime tells where its nodes come from, else by nodes. Warns too where none is in the precision that a
+    mixed one has for the rest, but some in FP32. Where a precision is unknown nothing is said.
     """
     computing = _computing(nodes)
     allowed = {"fp64", "fp32", None, TARGETS.get(requested, requested), *RESTS.get(requested, ())}
@@ -218,13 +219,17 @@ def contradiction(nodes: Sequence[Node], requested: str, graph: Mapping[str, Any
         return "warn", f"requested {requested}, but of {len(computing)} nodes that compute {found}"
     if not computing or any(node.precision is None for node in computing):
         return "pass", None
+    precisions = {node.precision for node in computing}
+    if (rest := RESTS.get(requested)) and "fp32" in precisions and not precisions.intersection(rest):
+        wide = sum(node.precision == "fp32" for node in computing)
+        return "warn", f"requested {requested}, but no node that computes is in {rest[0]}, {wide} are in fp32"
     share = flops_at_precision_pct(nodes, requested, graph)
     by_flops = share is not None
     if share is None:
         share = 100 * len(_at(nodes, requested)) / len(computing)
     what = "the FLOPs in convolutions and matrix products" if by_flops else "the nodes that compute"
     expected, compared = 100.0, ""
-    if graph is not None and graph["precision"] == requested:
+    if graph is not None and _made_for(graph, requested):
         by_nodes = 100 * graph["float_nodes_at_precision"] / max(graph["float_nodes"], 1)
         expected = graph["flops"]["at_precision_pct"] if by_flops else by_nodes
         compared = f", of {expected:.1f} % in the ONNX file"
@@ -235,9 +240,14 @@ def contradiction(nodes: Sequence[Node], requested: str, graph: Mapping[str, Any
 
 def graph_contradiction(graph: Mapping[str, Any] | None, requested: str) -> list[tuple[str, str | None]]:
     """Warns where the ONNX file was made for the precision and has no node in it."""
-    if graph is None or graph["precision"] != requested or graph["at_precision"]:
+    if graph is None or not _made_for(graph, requested) or graph["at_precision"]:
         return []
-    return [("warn", f"the {requested} ONNX file has no node in {requested}")]
+    return [("warn", f"the {graph['precision']} ONNX file has no node in {graph['precision']}")]
+
+
+def _made_for(graph: Mapping[str, Any], requested: str) -> bool:
+    """Whether an ONNX file says which nodes are to be at the precision: the Q/DQ file does, of INT8 beside FP16 too."""
+    return TARGETS.get(graph["precision"], graph["precision"]) == TARGETS.get(requested, requested)
 
 
 def _node_columns(

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ladder import attribution, tables
-from ladder.records import Row, audits_by_engine, engine_at, ladder_key
+from ladder.records import Row, audits_by_engine, engine_at, first_row, ladder_key
 
 PARENT_CPU_LIMIT_PCT = 1.0  # of a core
 NUMBER = re.compile(r"\d+(?:\.\d+)?")
@@ -51,6 +51,7 @@ def find_warnings(
                 found.append(_warning("files", text, f"{len(held)} values"))
     of_rung = {ladder_key(runs[0], "rung", "batch"): runs for runs in _by_rung(results)}
     found += _several_artifacts(of_rung, ladders, audited)
+    found += _two_libraries(records, ladders)
     for flag in tables.FLAGS:
         for runs in of_rung.values():
             if flagged := [row for row in runs if attribution.flagged(row[flag])]:
@@ -94,6 +95,25 @@ def _several_artifacts(
             told = ", ".join(sorted(each[:12] + ("" if each in ran else " (audited)") for each in held))
             text = f"{_named(row)}: its runs and its audit do not agree in artifact_sha256: {told}"
             yield _warning("files", text, f"{len(held)} values")
+
+
+def _two_libraries(records: Sequence[Row], ladders: Sequence[Row]) -> Iterator[Row]:
+    """A warning for each wrapper whose compiler was another build than the one beside it: two causes in one step.
+
+    Stacks that load a library of this name from places of their own tell its file in their identities.
+    """
+    planned = {ladder_key(ladder): ladder for ladder in ladders}
+    rounds: dict[str, int] = defaultdict(int)
+    for record in records:
+        place = ladder_key(first_row(record))
+        for ends in ((step["from"], step["to"]) for step in planned[place]["steps"] if step["cause"] == "wrapper"):
+            first, second = (record["details"].get(name, {}).get("identity", {}) for name in ends)
+            for library in sorted(first.keys() & second.keys() - {"python"}):
+                if first[library] != second[library]:
+                    builds = f"{library}: {first[library]} and {second[library]}"
+                    rounds[f"{', '.join(place)}: {' and '.join(ends)} ran in two builds of {builds}"] += 1
+    for text, count in rounds.items():
+        yield _warning("files", f"{text}, so that 'wrapper' is not the only cause of their step", f"{count} rounds")
 
 
 def _by_rung(runs: Sequence[Row]) -> Iterator[list[Row]]:

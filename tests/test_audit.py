@@ -404,6 +404,34 @@ def test_an_engine_that_leaves_most_of_the_files_precision_is_warned_of(folder):
     assert (row["onnx_nodes"], row["onnx_nodes_at_precision"], row["kept_by_range"]) == (3, 2, 1)
 
 
+def int8_beside(rest: str, count: int = 3) -> list[Node]:
+    return [Node("a", "Conv", "int8", "here"), *(Node(f"n{i}", "Mul", rest, "here") for i in range(count))]
+
+
+def test_int8_beside_fp16_is_held_to_what_the_qdq_file_has_in_int8():
+    """MIGraphX lowers the INT8 file to FP16 by itself, so the engine's graph is that of INT8."""
+    file = described(a=True, n0=False, n1=False, n2=False) | {"precision": "int8"}
+    assert audit.contradiction(int8_beside("fp16"), "int8-fp16", file) == ("pass", None)
+    assert audit.graph_contradiction(file, "int8-fp16") == []
+    for requested, of in (("int8-fp16", "100.0 %"), ("int8", "100.0 %")):
+        full = described(a=True, n0=True, n1=True, n2=True) | {"precision": requested}
+        nodes = int8_beside("fp32" if requested == "int8" else "fp16")
+        verdict, reason = audit.contradiction(nodes, requested, full)
+        assert verdict == "warn" and reason.endswith(f"of {of} in the ONNX file")
+    none = described(a=False) | {"precision": "int8"}
+    assert audit.graph_contradiction(none, "int8-fp16") == [("warn", "the int8 ONNX file has no node in int8")]
+
+
+def test_int8_beside_fp32_alone_is_not_int8_fp16():
+    file = described(a=True, n0=False) | {"precision": "int8"}
+    reason = "requested int8-fp16, but no node that computes is in fp16, 1 are in fp32"
+    assert audit.contradiction(int8_beside("fp32", 1), "int8-fp16", file) == ("warn", reason)
+    some = [*int8_beside("fp32", 1), Node("b", "Mul", "fp16", "here")]
+    reason = "requested int8-fp16, but only 33.3 % of the nodes that compute run in it"
+    assert audit.contradiction(some, "int8-fp16", None) == ("warn", reason)
+    assert audit.contradiction(int8_beside("fp32", 0), "int8-fp16", file) == ("pass", None)
+
+
 def test_a_file_that_holds_fp32_under_another_name_is_warned_of(folder):
     row = folder.audited(folder.spec("fp16", precision="fp16"), described(double0=False))["row"]
     assert row["verdict"] == "warn" and row["reason"] == "the fp16 ONNX file has no node in fp16"

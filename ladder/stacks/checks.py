@@ -6,6 +6,7 @@ import importlib
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,19 @@ def runtime(module: str) -> Any:
         return importlib.import_module(module)
     except ImportError as error:
         raise StepError(f"{module} cannot be imported by {sys.executable}: {error}") from error
+
+
+def loaded(beginnings: tuple[str, ...]) -> dict[str, str]:
+    """Files of the libraries in this process whose names begin so, by their names without version: proc(5), maps.
+
+    Their names hold the version; where they are not loaded yet there is none.
+    """
+    try:
+        lines = Path("/proc/self/maps").read_text().splitlines()
+    except OSError:
+        return {}
+    names = {Path(line.split(maxsplit=5)[5]).name for line in lines if len(line.split(maxsplit=5)) == 6}
+    return {name.split(".so")[0]: name for name in sorted(names) if name.startswith(beginnings)}
 
 
 def reason(error: BaseException) -> str:

@@ -134,7 +134,7 @@ class MiGraphX:
         return migraphx_program.nodes(built.before, built.compiled, self.target, built.facts["fp32_softmax"])
 
     def identity(self) -> dict[str, str]:
-        return {"migraphx": self._library().__version__}
+        return {"migraphx": self._library().__version__, **checks.loaded(("libmigraphx.",))}
 
     def _library(self) -> Any:
         """The module ``migraphx``. Raises StepError where it is missing, a placeholder or without what is needed."""

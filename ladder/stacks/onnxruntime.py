@@ -109,7 +109,7 @@ class OnnxRuntime:
         return {
             "onnxruntime": onnxruntime.__version__,
             "onnxruntime_build": onnxruntime.get_build_info(),
-            **providers.loaded(self.provider),
+            **checks.loaded(self.provider.kernels),
         }
 
     def _from_cache(

@@ -209,19 +209,6 @@ def loading_fault(provider: Provider, folder: Path) -> str | None:
     return None
 
 
-def loaded(provider: Provider) -> dict[str, str]:
-    """Files of the libraries whose code the provider runs, by their names without version. Source: proc(5), maps.
-
-    Their names hold the version; where they are not loaded yet there is none.
-    """
-    try:
-        lines = Path("/proc/self/maps").read_text().splitlines()
-    except OSError:
-        return {}
-    names = {Path(line.split(maxsplit=5)[5]).name for line in lines if len(line.split(maxsplit=5)) == 6}
-    return {name.split(".so")[0]: name for name in sorted(names) if name.startswith(provider.kernels)}
-
-
 def pack(cache: Cache, destination: Path) -> None:
     """Write what a provider compiled as one file: a zip, uncompressed, with ``profile.json`` beside the cache."""
     with zipfile.ZipFile(destination, "w") as archive:
