@@ -43,8 +43,8 @@ help:
 
 # TORCH=cpu takes PyTorch's CPU-only build from its own index: 4 GB less on disk
 .venv/installed: envs/main.txt envs/torch-cuda.txt
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; name one with PYTHON=python3.12 make …")'
-	@test -x .venv/bin/pip || $(PYTHON) -m venv .venv || { echo "python3 -m venv failed: on Debian or Ubuntu install python3-venv"; exit 1; }
+	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; name one with PYTHON=python3.12 make …")'
+	@test -x .venv/bin/pip || "$(PYTHON)" -m venv .venv || { echo "python3 -m venv failed: on Debian or Ubuntu install python3-venv"; exit 1; }
 	@echo "Installing the environment into .venv (once; a download of about 3.2 GB, under 1 GB with TORCH=cpu) …"
 ifeq ($(TORCH),cpu)
 	$(INSTALL) --extra-index-url https://download.pytorch.org/whl/cpu -r envs/main.txt

@@ -4,6 +4,7 @@
 #   scripts/setup_rocm.sh            do it
 #   scripts/setup_rocm.sh --dry-run  print what was found and what would be done; works on any machine
 # PYTHON names the Python to use (3.11 or newer), ROCM_PATH where ROCm is, HOST_ROOT a folder to take for / (for tests).
+[ -n "${BASH_VERSION:-}" ] || exec bash "$0" "$@" # called by sh
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -116,9 +117,11 @@ made() { # whether an environment's record says that it was made
 
 make_environments() {
     local name targets=()
-    run make PYTHON="$python" .venv/installed
+    run make PYTHON="$python" .venv/installed ||
+        { bad "the workflow's environment .venv could not be made" "what stands above says why (pip needs its index, or a mirror of it); then call this again"; return; }
     for name in "${environments[@]}"; do targets+=("artifacts/environments/$name.id.json"); done
-    run .venv/bin/snakemake --config platform=amd -- "${targets[@]}"
+    run .venv/bin/snakemake --config platform=amd -- "${targets[@]}" ||
+        bad "the environments could not be made" "what stands above says why; then call this again"
     $dry_run && return
     for name in "${environments[@]}"; do
         made "$name" || bad "the environment $name could not be made" "logs/environment/$name.log says why; then call this again"

@@ -18,17 +18,19 @@ VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
 TARGETS = [f"artifacts/environments/{name}.id.json" for name in ("rocm", "migraphx")]
 # what stands in the real programs' place notes each call, and makes what they would
 MAKE = """#!/bin/sh
-echo "make $*" >> {calls}
+echo "make $*" >> "{calls}"
+[ -z "$NO_NETWORK" ] || {{ echo "ERROR: No matching distribution found" >&2; exit 2; }}
 [ -e .venv/installed ] && exit
 mkdir -p .venv/bin
-cp {stubs}/python .venv/bin/python && cp {stubs}/snakemake .venv/bin/snakemake && touch .venv/installed
+cp "{stubs}/python" .venv/bin/python && cp "{stubs}/snakemake" .venv/bin/snakemake && touch .venv/installed
 """
 SNAKEMAKE = """#!/bin/sh
-echo "snakemake $*" >> {calls}
+echo "snakemake $*" >> "{calls}"
+[ -z "$LOCKED" ] || exit 1
 mkdir -p artifacts/environments
 for name in rocm migraphx; do
     [ -e artifacts/environments/$name.id.json ] && continue
-    mkdir -p .venvs/$name/bin && cp {stubs}/python .venvs/$name/bin/python
+    mkdir -p .venvs/$name/bin && cp "{stubs}/python" .venvs/$name/bin/python
     printf '{{\\n "status": "%s"\\n}}\\n' "${{STATUS-ok}}" > artifacts/environments/$name.id.json
 done
 """
@@ -82,10 +84,10 @@ class Host:
         number = 0 if name == "root" else 1000
         self.program("id", f"#!/bin/sh\ncase $1 in -nG) echo {groups};; -un) echo {name};; -u) echo {number};; esac\n")
 
-    def call(self, *arguments: str, **variables: str) -> subprocess.CompletedProcess:
+    def call(self, *arguments: str, shell: str = "bash", **variables: str) -> subprocess.CompletedProcess:
         kept = {k: v for k, v in os.environ.items() if k not in ("ROCM_PATH", "PYTHON")}
         own = {"PATH": f"{self.stubs}{os.pathsep}{os.environ['PATH']}", "HOST_ROOT": str(self.root)}
-        command = ["bash", "scripts/setup_rocm.sh", *arguments]
+        command = [shell, "scripts/setup_rocm.sh", *arguments]
         environment = kept | own | {"PYTHON": str(self.stubs / "python")} | variables
         return subprocess.run(command, cwd=self.repository, env=environment, capture_output=True, text=True)
 
@@ -199,6 +201,23 @@ def test_an_environment_that_could_not_be_made_is_named(host):
     done = host.call(STATUS="failed")
     assert done.returncode == 1 and "2 part(s) failed" in done.stdout and "ready" not in done.stdout
     assert "logs/environment/migraphx.log says why" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("variable", "said"),
+    [("NO_NETWORK", "FAILED  the workflow's environment .venv"), ("LOCKED", "FAILED  the environments could not")],
+)
+def test_a_step_that_ends_badly_is_named_and_nothing_is_said_to_be_ready(host, variable, said):
+    done = host.call(**{variable: "1"})
+    assert done.returncode == 1 and said in done.stdout and "then call this again" in done.stdout
+    assert "ready" not in done.stdout and "GPU: " not in done.stdout
+    assert host.call().returncode == 0  # once the cause is gone
+
+
+def test_sh_takes_it_too_and_a_path_may_have_spaces(tmp_path):
+    (tmp_path / "a host of größe 機").mkdir()
+    done = Host(tmp_path / "a host of größe 機").call(shell="sh")
+    assert (done.returncode, done.stderr) == (0, "") and "ready: make bench" in done.stdout
 
 
 def test_what_does_not_work_in_the_end_is_said(host):

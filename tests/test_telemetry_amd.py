@@ -273,6 +273,19 @@ def test_partitions_of_one_gpu_are_refused(fake):
         telemetry.open_reader("rocm")
 
 
+def test_gpus_that_nothing_tells_apart_are_refused_by_rocm_smi_too(rocm):
+    """The sampler knows the GPU that a run uses by its UUID alone: it must not read another one."""
+    rocm_smi(rocm, {"card0": CARD, "card1": CARD})
+    with pytest.raises(StepError, match="GPU-aaaa111122223333 is split into 2 partitions"):
+        telemetry.open_reader("rocm", "1")
+    rocm_smi(rocm, {"card0": CARD, "card1": {"Unique ID": "N/A"}})
+    assert telemetry.open_reader("rocm", "0").uuid == "GPU-aaaa111122223333"
+    with pytest.raises(StepError, match="GPU 1 of 2 tells no UUID"):
+        telemetry.open_reader("rocm", "1")
+    rocm_smi(rocm, {"card0": {"Unique ID": "N/A"}})
+    assert telemetry.open_reader("rocm").uuid == ""  # it is the only one
+
+
 @pytest.mark.parametrize("release", RELEASES)
 def test_the_fingerprint_holds_what_engines_depend_on(fake, release):
     fake(release=release)

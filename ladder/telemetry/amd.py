@@ -67,8 +67,17 @@ def chosen(uuids: Sequence[str], name: str | None) -> int:
 
     ROCr leaves the GPUs that ROCR_VISIBLE_DEVICES names; HIP counts among these, by HIP_VISIBLE_DEVICES or, without
     that, CUDA_VISIBLE_DEVICES. Source: ROCm documentation, GPU isolation techniques. Raises StepError where there is
-    none.
+    none, or another that nothing tells from it.
     """
+    place = _chosen(uuids, name)
+    if not uuids[place] and len(uuids) > 1:
+        raise StepError(f"GPU {place} of {len(uuids)} tells no UUID, so nothing tells them apart: use amd-smi-lib")
+    if (parts := uuids.count(uuids[place])) > 1:
+        raise StepError(f"{uuids[place]} is split into {parts} partitions that nothing tells apart")
+    return place
+
+
+def _chosen(uuids: Sequence[str], name: str | None) -> int:
     if name:
         place = _place(name, range(len(uuids)), uuids)
         if place is None:
@@ -111,8 +120,6 @@ class Gpu:
         uuids = [self._uuid(handle) for handle in handles]
         self._place = chosen(uuids, name)
         self.uuid, self._handle = uuids[self._place], handles[self._place]
-        if uuids.count(self.uuid) > 1:
-            raise StepError(f"{self.uuid} is split into {uuids.count(self.uuid)} partitions that nothing tells apart")
         sensor, now = self._amdsmi.AmdSmiTemperatureType.HOTSPOT, self._amdsmi.AmdSmiTemperatureMetric.CURRENT
         clocks = self._amdsmi.AmdSmiClkType
         self.questions: Mapping[str, Question] = {
