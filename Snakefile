@@ -65,6 +65,10 @@ rule all:
 rule audit:
     input:
         lambda w: [engine.verdict for engine in matrix.engines.values()],
+    log:
+        "logs/targets/audit.log",
+    shell:
+        "$PYTHON $SCRIPTS/audit.py {input:q}"
 
 
 # the ladders that hold one stack, with tables of their own

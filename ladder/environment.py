@@ -26,7 +26,7 @@ def make(lock: Path, folder: Path) -> str:
     _run([sys.executable, "-m", "venv", "--clear", str(folder)], "python3 -m venv (Debian: install python3-venv)")
     python = str(folder / "bin" / "python")
     pip = [python, "-m", "pip", "--disable-pip-version-check"]
-    _run([*pip, "install", "--no-deps", "-r", str(lock)], f"pip install of {lock}")
+    _run([*pip, "install", "--retries", "2", "--no-deps", "-r", str(lock)], f"pip install of {lock}")
     if (paths := lock.with_suffix(".pth")).is_file():
         tell = [python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]
         shutil.copy(paths, _run(tell, "asking for the environment's folder").strip())

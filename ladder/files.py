@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import platform
 import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -40,7 +41,8 @@ def replacing(path: Path) -> Iterator[Path]:
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.stem}.{os.getpid()}{path.suffix}")
+    # hosts that share a folder may count their processes alike, as containers do
+    temporary = path.with_name(f".{path.stem}.{platform.node()}.{os.getpid()}{path.suffix}")
     try:
         yield temporary
         if temporary.exists():

@@ -52,14 +52,30 @@ def declaration(device: str) -> dict[str, Any]:
     return {"device": device, "host": platform.node(), "fingerprint": found}
 
 
+def read_declaration(path: Path) -> dict[str, Any]:
+    """A declaration that ``snakemake fingerprint`` left. Raises FileNotFoundError, StepError where it is not whole."""
+    try:
+        found = read_json(path)
+        told = found["device"], found["host"], found["fingerprint"].items(), found["fingerprint"]["physical_cores"] > 0
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise StepError(f"{path} is no host's declaration ({error!r}); call `snakemake fingerprint`") from None
+    if not all(told):
+        raise StepError(f"{path} does not say what its host is; call `snakemake fingerprint`")
+    return found
+
+
 def difference(declared: Path | None) -> str | None:
     """How this host differs from the one a platform was declared by, as a reason; None where it does not.
 
-    No declaration, no difference: the platform is the host that the workflow was called on.
+    No declaration, no difference: the platform is the host that the workflow was called on. One that cannot be read
+    is a reason too.
     """
     if declared is None:
         return None
-    there = read_json(declared)
+    try:
+        there = read_declaration(declared)
+    except (OSError, StepError) as error:
+        return str(error)
     expected, found = (_flat(each) for each in (there["fingerprint"], host(there["device"])))
     other = [
         f"{key} {found.get(key)!r} instead of {expected.get(key)!r}"
@@ -72,6 +88,16 @@ def difference(declared: Path | None) -> str | None:
         f"this host, {platform.node()}, is not like {there['host']}, by which its platform was declared: "
         f"{'; '.join(other)}. Have platforms.NAME.resources name hosts of one kind, or call `snakemake fingerprint`"
     )
+
+
+def unknown(found: dict[str, Any]) -> list[str]:
+    """What engines depend on and a fingerprint lacks: fields that could not be read, of an AMD GPU ROCm's too."""
+    lacking = [key for key, value in found.items() if value is None]
+    if gpu := found.get("gpu"):
+        is_amd = gpu.get("compute_capability", "").startswith("gfx")
+        needed = ("name", "compute_capability", "driver", *(("rocm",) if is_amd else ()))
+        lacking += [f"gpu.{key}" for key in needed if not gpu.get(key)]
+    return lacking
 
 
 def in_words(found: dict[str, Any]) -> str:

@@ -19,18 +19,16 @@ HOST_LOCK = Path(os.environ.get("LADDER_HOST_LOCK", "/tmp/inference-ladder.host.
 def take_workflow_lock(folder: Path) -> TextIO:
     """Lock a working folder for one workflow; keep the returned file open as long as it runs.
 
-    Raises StepError naming the process that holds it.
+    Raises StepError naming the process that holds it, or where the folder is on a file system without locks.
     """
     path = folder / "workflow.lock"
     stream = open_lock_file(path)
-    try:
-        fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+    if not _is_free(stream, fcntl.LOCK_EX):
         owner = stream.read().strip() or "unknown"
         raise StepError(
             f"another workflow (process {owner}) is running in {folder.parent.resolve()}; "
             "wait for it, or stop it, and call again"
-        ) from None
+        )
     stream.seek(0)
     stream.truncate()
     stream.write(f"{os.getpid()}\n")
@@ -97,11 +95,14 @@ def _gpu_lock_file(uuid: str) -> Path:
 
 
 def _is_free(stream: TextIO, kind: int) -> bool:
-    """Lock an open file if that needs no waiting; whether it is locked now."""
+    """Lock an open file if that needs no waiting; whether it is locked now. Raises StepError where none can be."""
     try:
         fcntl.flock(stream, kind | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
+    except OSError as error:
+        where = "it has to be on a file system that locks files (Lustre: mounted with -o flock)"
+        raise StepError(f"cannot lock {stream.name}: {error.strerror}; {where}") from None
     return True
 
 
@@ -118,8 +119,16 @@ def _taker(waiting: str, wait: Wait) -> Wait:
     return take
 
 
+def try_host_lock() -> None:
+    """See whether the host can be locked, without waiting for it. Raises StepError."""
+    with open_host_lock() as host:
+        _is_free(host, fcntl.LOCK_SH)
+
+
 def open_host_lock() -> TextIO:
     """The host's lock file, not locked yet. Raises StepError where it cannot be opened."""
+    if not HOST_LOCK.is_absolute():
+        raise StepError(f"LADDER_HOST_LOCK='{HOST_LOCK}' would be another file in each folder; give its whole path")
     try:
         return open_lock_file(HOST_LOCK)
     except StepError as error:
@@ -139,5 +148,6 @@ def open_lock_file(path: Path) -> TextIO:
     except OSError as error:
         raise StepError(f"cannot open the lock file {path}: {error.strerror}; remove it or ask its owner to") from None
     with suppress(PermissionError):  # another user's file, already open to all
+        os.utime(descriptor)  # first: what cleans /tmp removes files that nobody has touched for days
         os.fchmod(descriptor, 0o666)
-    return os.fdopen(descriptor, "r+")
+    return open(path, "r+", encoding="utf-8", opener=lambda *_: descriptor)

@@ -13,8 +13,8 @@ from typing import Any
 from ladder import fingerprint
 from ladder.config import PRECISIONS_NEEDING_CALIBRATION, Config, Device, Ladder, factors
 from ladder.config import Rung as RungConfig
-from ladder.errors import ConfigError
-from ladder.files import digest, read_json
+from ladder.errors import ConfigError, StepError
+from ladder.files import digest
 
 REDUCED_PRECISIONS = PRECISIONS_NEEDING_CALIBRATION  # those with an ONNX file of their own
 SAME_ONNX = ("fp32", "tf32", "tf32-conv")  # these run the FP32 file; what differs is the runtime's setting
@@ -146,16 +146,19 @@ class Matrix:
     def host(self, platform: str) -> dict[str, Any]:
         """The fingerprint that a platform's engines and rounds are keyed by.
 
-        Raises ConfigError where it is another host's that was not declared yet, or not for this device.
+        Raises ConfigError where it is another host's that was not declared yet, not wholly, or not for this device.
         """
         path, device = self.declaration(platform), self.device(platform)
         if path is None:
             return fingerprint.host(device, next(iter(self.gpus(platform)), None))
         where = f"platforms.{platform}.host: declared, but {path}"
         try:
-            declared = read_json(Path(path))
+            declared = fingerprint.read_declaration(Path(path))
         except FileNotFoundError:
-            raise ConfigError([f"{where} is not there; call `snakemake fingerprint` first"]) from None
+            told = "call `snakemake fingerprint` first, with your cluster's profile"
+            raise ConfigError([f"{where} is not there; {told}"]) from None
+        except StepError as error:
+            raise ConfigError([f"platforms.{platform}.host: declared, but {error}"]) from None
         if declared["device"] != device:
             raise ConfigError(
                 [f"{where} is of its {declared['device']}; call `snakemake fingerprint` for its {device}"]

@@ -8,9 +8,11 @@ import platform
 import sys
 import threading
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from ladder.errors import StepError
 from ladder.files import read_json, write_json, write_text
 
 STATE = Path(".ladder")  # what lives only while a sitting does: its lock and its progress
@@ -61,6 +63,16 @@ def say(line: str) -> None:
         print(line, flush=True)
 
 
+@contextmanager
+def told(what: str) -> Iterator[None]:
+    """Where the block raises StepError, say in one sentence why ``what`` is not made, and end the program."""
+    try:
+        yield
+    except StepError as error:
+        say(f"{what}: not made: {error}")
+        sys.exit(str(error))
+
+
 def is_relayed() -> bool:
     """Whether this is a job of a call whose jobs run on other hosts."""
     return _RELAYED in os.environ
@@ -100,7 +112,7 @@ def _whole_files(folder: Path) -> list[Path]:
 
 def _empty(folder: Path) -> None:
     for path in folder.glob("*"):
-        path.unlink()
+        path.unlink(missing_ok=True)  # jobs of a killed call may go on and take their own away
 
 
 def duration(seconds: float) -> str:

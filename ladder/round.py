@@ -10,6 +10,7 @@ import json
 import os
 import platform
 import random
+import shutil
 import signal
 import subprocess
 import tempfile
@@ -102,6 +103,8 @@ def measure_round(
             )
         except StepError as error:
             unusable = unusable or str(error)
+        if (kept := _finished(output, raw, key)) is not None:  # by a job of a killed call, which was waited for
+            return {**kept, "kept": True}
         if unusable:
             for rung in upstream.values():
                 rung["failed"] = rung["failed"] or {"stage": "run", "permanent": False, "reason": unusable}
@@ -155,23 +158,23 @@ def measure_round(
             details[name] = {key: result[key] for key in ("facts", "identity", "phases", "device_ms")}
             tables.append(_table(name, run.latencies_ns))
             say(f"{name}: {np.median(run.latencies_ns[:, 1]) / 1e6:.4g} ms, median of {len(run.latencies_ns)} launches")
-    with replacing(raw) as temporary:
-        pq.write_table(pa.concat_tables(tables) if tables else _table("", _NO_LATENCIES), temporary)
-    telemetry_raw.write(raw, samples)
-    record = {
-        "key": key,
-        "settings": spec["settings"],
-        "raw_sha256": sha256(raw),
-        "rows": rows,
-        "failures": failures,
-        "details": details,
-        "host_state": host,
-        "warnings": warnings,
-    }
-    if any(not failure["permanent"] and failure["stage"] == "run" for failure in failures):
-        with open(attempts_path(output), "a", encoding="utf-8") as stream:
-            stream.write(f"{sitting}\n")
-    write_json(output, record)
+        with replacing(raw) as temporary:
+            pq.write_table(pa.concat_tables(tables) if tables else _table("", _NO_LATENCIES), temporary)
+        telemetry_raw.write(raw, samples)
+        record = {
+            "key": key,
+            "settings": spec["settings"],
+            "raw_sha256": sha256(raw),
+            "rows": rows,
+            "failures": failures,
+            "details": details,
+            "host_state": host,
+            "warnings": warnings,
+        }
+        if any(not failure["permanent"] and failure["stage"] == "run" for failure in failures):
+            with open(attempts_path(output), "a", encoding="utf-8") as stream:
+                stream.write(f"{sitting}\n")
+        write_json(output, record)
     return {**record, "kept": False}
 
 
@@ -234,9 +237,11 @@ def keep_beside(output: Path, raw: Path) -> None:
     """
     record = read_json(output)
     for path in filter(Path.exists, (telemetry_raw.path_of(raw), raw, output) if record["rows"] else ()):
-        beside = _aside(path, record["key"])
-        beside.unlink(missing_ok=True)
-        os.link(path, beside)
+        with replacing(_aside(path, record["key"])) as temporary:
+            try:
+                os.link(path, temporary)
+            except OSError:  # a file system without links
+                shutil.copyfile(path, temporary)
 
 
 def _taken_back(output: Path, raw: Path, key: str) -> dict[str, Any] | None:

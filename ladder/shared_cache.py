@@ -140,8 +140,8 @@ class SharedCache(AbstractOutputFileCache):
             identity = read_json(entry.outputs["id"])
             if identity["status"] != "ok" or entry.record.exists():  # where a lock was deleted two may have built
                 return
-            if None in identity.get("fingerprint", {}).values():
-                _say(f"{entry.title}: is not shared, what it was built on is not known: {identity['fingerprint']}")
+            if lacking := fingerprint.unknown(identity.get("fingerprint", {})):
+                _say(f"{entry.title}: is not shared, what it was built on is not known: {', '.join(lacking)}")
                 return
             try:
                 with _beside_no_measurement():
@@ -183,10 +183,13 @@ def software() -> dict[str, str]:
 def _take(entry: Entry) -> None:
     """Copy an entry to where its workflow has it. Raises OSError, StepError where it is not as it was stored."""
     try:
-        stored = read_json(entry.record)["sha256"]
-        expected = {name: stored[name] for name in entry.outputs}
-    except (ValueError, KeyError) as error:
+        record = read_json(entry.record)
+        expected = {name: record["sha256"][name] for name in entry.outputs}
+        made_from = digest(record["made_from"])
+    except (ValueError, KeyError, TypeError) as error:
         raise StepError(f"{entry.record} does not say what was stored: {error!r}") from None
+    if made_from != entry.key:
+        raise StepError(f"{entry.record} is of something else than its name says")
     for name, output in entry.outputs.items():
         with replacing(output) as temporary:
             shutil.copyfile(entry.file(name), temporary)

@@ -20,6 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from ladder import specs
 from ladder.errors import StepError
 from ladder.files import read_json, write_json, write_text
 
@@ -48,8 +49,8 @@ def read_id(path: Path) -> dict[str, Any]:
 def json_file(path: str) -> Any:
     """What the JSON file named by a script's argument holds. Raises argparse's own error."""
     try:
-        return read_json(Path(path))
-    except (OSError, ValueError) as error:
+        return specs.read(Path(path))
+    except (OSError, ValueError, StepError) as error:
         raise argparse.ArgumentTypeError(f"needs a JSON file: {error}") from error
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from collections.abc import Iterable, Iterator
@@ -10,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from snakemake.logging import logger as snakemake_log
+from snakemake_interface_logger_plugins.common import LogEvent
 
 from ladder import fingerprint, host_faults, locks, progress, shared_cache, specs, storage
 from ladder.config import load
@@ -29,6 +32,8 @@ def open_matrix(workflow: Any, config: dict[str, Any]) -> Matrix:
 
     Ends the program with one line a fault where the configuration is wrong.
     """
+    if not workflow.is_main_process and "LADDER_SITTING" not in os.environ:
+        sys.exit("This job lacks the variables of its call; have the submit command hand them on, as sbatch does")
     raw = dict(config)
     own = Path(workflow.basedir) / "config.yaml"
     try:
@@ -90,10 +95,16 @@ def begin(workflow: Any, matrix: Matrix) -> Any:
         sys.exit(f"Measurements would not run alone: start with --resources host={HOST_SHARES} (the profiles do)")
     if not workflow.local_exec:
         _begin_elsewhere(workflow, matrix)
+    elif asked := [job for job in workflow.dag.needrun_jobs() if job.rule.name == "declare_host"]:
+        sys.exit(
+            f"platforms.{asked[0].wildcards.platform} is declared by the host that its jobs run on, and this call runs "
+            "them here: call with your cluster's profile (--workflow-profile profiles/slurm), or say host: local"
+        )
     _silence_scheduler(workflow)
+    snakemake_log.addHandler(_JobErrors(logging.ERROR))
     try:
         lock = locks.take_workflow_lock(STATE)
-        locks.open_host_lock().close()  # seen now, not by every step
+        locks.try_host_lock()  # seen now, not by every step
     except StepError as error:
         sys.exit(str(error))
     if matrix.config.platform == "auto":
@@ -107,6 +118,15 @@ def begin(workflow: Any, matrix: Matrix) -> Any:
         os.environ["LADDER_FORCE"] = "1"  # a round asked for by name is measured again, whatever its key says
     progress.start(*_amount(matrix, pending))
     return lock
+
+
+class _JobErrors(logging.Handler):
+    """Says why a job failed that its executor saw failing: ``quiet: rules`` in the profiles hides that too."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        info = vars(record)
+        if info.get("event") is LogEvent.JOB_ERROR and info["rule_msg"]:
+            print(f"{' '.join(info['output']) or info['rule_name']}: {info['rule_msg']}", file=sys.stderr)
 
 
 def _begin_elsewhere(workflow: Any, matrix: Matrix) -> None:

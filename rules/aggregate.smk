@@ -22,7 +22,7 @@ rule aggregate:
         plan=spec(lambda w: steps.plan(matrix, ladders_of(w))),
         code=code("aggregate"),
     shell:
-        "$PYTHON $SCRIPTS/aggregate.py --plan {params.plan:q} --output-dir results/{wildcards.scope} > {log:q} 2>&1"
+        "$PYTHON $SCRIPTS/aggregate.py --plan {params.plan:q} --output-dir results/{wildcards.scope} 2> {log:q}"
 
 
 rule pages:
@@ -46,7 +46,7 @@ rule pages:
         captions=lambda w: text_hash("docs/captions"),
     shell:
         "$PYTHON $SCRIPTS/pages.py --results results --captions $SCRIPTS/../docs/captions"
-        " --output-dir results/report > {log:q} 2>&1"
+        " --output-dir results/report 2> {log:q}"
 
 
 # Snakemake's own report needs a call of its own, over files that are all there

@@ -16,4 +16,4 @@ for document in DOCUMENTS:
             document=document,
         shell:
             "$PYTHON $SCRIPTS/documents.py --document {params.document} --results results"
-            " --output-dir results/documents/{params.document} > {log:q} 2>&1"
+            " --output-dir results/documents/{params.document} 2> {log:q}"

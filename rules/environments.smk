@@ -15,4 +15,4 @@ rule environment:
     shell:
         "$SUPERVISE --stage environment --log {log:q} --outputs {output:q} --"
         " $PYTHON $SCRIPTS/environment.py {params.source} --folder .venvs/{wildcards.environment}"
-        " --output-id {output.id:q}"
+        " --output-id {output.id:q} --log {log:q}"

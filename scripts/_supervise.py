@@ -38,8 +38,11 @@ def main() -> None:
         sys.stderr = log
         others = "measuring or building" if arguments.alone else "measuring"
         waiting = f"{arguments.stage}: waiting, a round or another workflow of this host is {others}"
-        with locks.host_lock(exclusive=arguments.alone, waiting=waiting):
-            reason = _start(command, arguments.environment, arguments.host, arguments.gpu, log)
+        try:
+            with locks.host_lock(exclusive=arguments.alone, waiting=waiting):
+                reason = _start(command, arguments.environment, arguments.host, arguments.gpu, log)
+        except StepError as error:  # the host cannot be locked
+            reason = error
         if not id_path.exists():
             with step(arguments.stage, id_path, arguments.outputs[:-1], arguments.log):
                 raise reason or StepError("ended without a word; its log may say more")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import _repository  # noqa: F401
 
-from ladder import locks
+from ladder import locks, progress
 from ladder.aggregate import aggregate, planned_files
 from ladder.step import json_file
 
@@ -18,7 +18,7 @@ def main() -> None:
     parser.add_argument("--output-dir", type=Path, required=True, help="where the tables go")
     arguments = parser.parse_args()
     waiting = "tables: waiting, another workflow of this host is measuring"
-    with locks.host_lock(exclusive=False, waiting=waiting):
+    with progress.told("tables"), locks.host_lock(exclusive=False, waiting=waiting):
         aggregate(arguments.plan, *planned_files(arguments.plan), arguments.output_dir)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import _repository  # noqa: F401
 
-from ladder import locks
+from ladder import locks, progress
 from ladder.documents import FILES
 from ladder.documents.write import write
 
@@ -19,7 +19,7 @@ def main() -> None:
     parser.add_argument("--output-dir", type=Path, required=True, help="where its files go")
     arguments = parser.parse_args()
     waiting = "documents: waiting, another workflow of this host is measuring"
-    with locks.host_lock(exclusive=False, waiting=waiting):
+    with progress.told("documents"), locks.host_lock(exclusive=False, waiting=waiting):
         write(arguments.document, arguments.results, arguments.output_dir)
 
 

@@ -19,8 +19,9 @@ def main() -> None:
     source.add_argument("--python", type=Path, help="an interpreter to use as it is")
     parser.add_argument("--folder", type=Path, help="where the environment is made (with --lock)")
     parser.add_argument("--output-id", type=Path, required=True, help="what is in it, JSON")
+    parser.add_argument("--log", type=Path, required=True, help="where the messages go")
     arguments = parser.parse_args()
-    with step("environment", arguments.output_id):
+    with step("environment", arguments.output_id, log=arguments.log):
         if arguments.lock:
             listing = environment.make(arguments.lock, arguments.folder)
         else:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 
 import _repository  # noqa: F401
 
-from ladder import locks
+from ladder import locks, progress
 from ladder.report.build import build
 
 
@@ -18,9 +19,9 @@ def main() -> None:
     parser.add_argument("--output-dir", type=Path, required=True, help="where the pages go")
     arguments = parser.parse_args()
     waiting = "pages: waiting, another workflow of this host is measuring"
-    with locks.host_lock(exclusive=False, waiting=waiting):
+    with progress.told("pages"), locks.host_lock(exclusive=False, waiting=waiting):
         for page in build(arguments.results, arguments.captions, arguments.output_dir):
-            print(page)
+            print(page, file=sys.stderr)
 
 
 if __name__ == "__main__":

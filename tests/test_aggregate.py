@@ -18,7 +18,7 @@ from ladder.errors import StepError
 from ladder.files import read_json, sha256, write_json
 from ladder.records import read_latencies
 from ladder.summary import saturation
-from ladder.summary_warnings import _ranged
+from ladder.summary_warnings import _ranged, find_warnings
 
 SMALL = synthetic.CPU_LADDER | {"batches": [1, 4]}
 
@@ -365,6 +365,32 @@ def test_a_busy_workflow_and_changed_files_are_warned_of(run):
     assert any("do not agree in fp32_onnx_sha256" in text for text in said)
 
 
+def test_a_wrapper_around_another_build_of_the_compiler_is_warned_of():
+    place = {"platform": "p", "model": "m", "ladder": "x"}
+    ends = (("onnxruntime", "raw", "wrapper"), ("raw", "fp16", "precision"))
+    steps = [dict(zip(("from", "to", "cause"), each, strict=True)) for each in ends]
+
+    def warned(wrapped, own):
+        identities = {
+            "onnxruntime": {"python": "3.12", "onnxruntime": "1.27.1", **wrapped}, "raw": {"python": "3.11", **own},
+            "fp16": {"libmigraphx": "libmigraphx.so.1"},
+        }  # fmt: skip
+        details = {rung: {"identity": identity} for rung, identity in identities.items()}
+        record = {"rows": [place | {"batch": 1, "round": 1}], "failures": [], "warnings": [], "path": Path("r")}
+        ladder = place | {"steps": steps, "rungs": []}
+        return find_warnings([record | {"details": details}] * 2, [], [], [], [ladder], [])
+
+    build = {"libmigraphx": "libmigraphx.so.2015000"}
+    assert warned(build, build) == warned({}, build) == warned(build, {}) == []
+    (warning,) = warned(build, {"libmigraphx": "libmigraphx.so.2014000"})
+    assert warning == {
+        "kind": "files",
+        "warning": "p, m, x: onnxruntime and raw ran in two builds of libmigraphx: libmigraphx.so.2015000 and "
+        "libmigraphx.so.2014000, so that 'wrapper' is not the only cause of their step",
+        "scope": "2 rounds",
+    }
+
+
 def test_runs_and_audit_of_one_rung_from_several_engines_are_warned_of(run):
     plan, rounds, audits, out = run
     assert [w for w in aggregate(plan, rounds, audits, out)["warnings"] if w["kind"] == "files"] == []
@@ -487,6 +513,28 @@ def test_the_script_finds_the_planned_files_by_itself(run):
     command = [sys.executable, str(script), "--plan", "plan.json", "--output-dir", "results"]
     subprocess.run(command, cwd=root, check=True)
     assert len(table(root / "results", "results.csv")) == 80
+
+
+@pytest.mark.parametrize(
+    ("script", "arguments", "said"),
+    [
+        (
+            "aggregate",
+            ["--plan", "plan.json"],
+            r"tables: not made: \S+/b1/1.parquet: not the raw latencies .*delete .*",
+        ),
+        ("pages", ["--results", "nowhere", "--captions", "."], "pages: not made: nowhere/.* is missing; .*"),
+        ("documents", ["--document", "gpu-bench", "--results", "nowhere"], "documents: not made: nowhere/.*"),
+    ],
+)
+def test_a_file_that_cannot_be_trusted_is_one_sentence_on_the_terminal_and_in_the_log(run, script, arguments, said):
+    plan, rounds, audits, out = run
+    rounds[0].with_suffix(".parquet").write_bytes(b"PAR1")
+    write_json(out.parent / "plan.json", plan)
+    command = [sys.executable, str(Path(__file__).parents[1] / f"scripts/{script}.py"), *arguments]
+    done = subprocess.run([*command, "--output-dir", str(out)], cwd=out.parent, capture_output=True, text=True)
+    assert done.returncode == 1 and re.fullmatch(said + "\n", done.stdout)
+    assert done.stderr == done.stdout.partition("not made: ")[2]
 
 
 PEAK = """

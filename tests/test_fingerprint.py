@@ -81,7 +81,7 @@ def test_a_platform_that_nobody_asked_is_one_fault_that_names_the_command(cluste
     (line,) = host_faults.faults(cluster())
     assert line == (
         "platforms.nvidia.host: declared, but artifacts/nvidia/host.json is not there; "
-        "call `snakemake fingerprint` first"
+        "call `snakemake fingerprint` first, with your cluster's profile"
     )
 
 
@@ -89,6 +89,59 @@ def test_a_declaration_of_another_device_is_refused(cluster):
     declare("nvidia", "cpu", H200)
     with pytest.raises(ConfigError, match="is of its cpu; call `snakemake fingerprint` for its cuda"):
         cluster().host("nvidia")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        '{"device": ',
+        "[]",
+        '{"device": "cpu"}',
+        '{"device": "cpu", "fingerprint": {"physical_cores": 2}}',
+        '{"device": "cpu", "host": "node7", "fingerprint": null}',
+        '{"device": "cpu", "host": "node7", "fingerprint": {"machine": "x86_64"}}',
+        '{"device": "cpu", "host": "node7", "fingerprint": {"physical_cores": null}}',
+        '{"device": "cpu", "host": "node7", "fingerprint": {"physical_cores": 0}}',
+        '{"device": "cpu", "host": null, "fingerprint": {"physical_cores": 2}}',
+    ],
+)
+def test_a_declaration_that_is_not_whole_is_one_fault_and_stops_each_step(cluster, text):
+    """Edited by hand, or copied half: planning says so in one line, and a job that is on its way makes nothing."""
+    declare("nvidia", "cuda", H200 | {"gpu": GPU})
+    path = Path("artifacts/cpu/host.json")
+    path.parent.mkdir(parents=True)
+    path.write_text(text)
+    (line,) = host_faults.faults(cluster())
+    assert line.startswith("platforms.cpu.host: declared, but artifacts/cpu/host.json ")
+    assert line.endswith("call `snakemake fingerprint`")
+    assert "artifacts/cpu/host.json" in fingerprint.difference(path)
+    path.unlink()
+    assert "No such file" in fingerprint.difference(path)
+
+
+AMD = {"name": "MI300X", "compute_capability": "gfx942", "driver": "6.8", "rocm": "6.3.1"}
+NVIDIA = {"name": "H200", "compute_capability": "9.0", "driver": "580.1"}
+
+
+@pytest.mark.parametrize(
+    ("found", "lacking"),
+    [
+        (H200, []),
+        (H200 | {"gpu": NVIDIA}, []),
+        (H200 | {"gpu": AMD}, []),
+        (H200 | {"gpu": None}, ["gpu"]),
+        (H200 | {"processor": None}, ["processor"]),
+        *(
+            (H200 | {"gpu": {k: v for k, v in AMD.items() if k != key}}, [f"gpu.{key}"])
+            for key in ("name", "driver", "rocm")
+        ),
+        *((H200 | {"gpu": {k: v for k, v in NVIDIA.items() if k != key}}, [f"gpu.{key}"]) for key in NVIDIA),
+    ],
+)
+def test_what_could_not_be_read_of_a_host_is_unknown(found, lacking):
+    """A reader leaves out what a GPU does not tell."""
+    assert fingerprint.unknown(found) == lacking
 
 
 @pytest.mark.parametrize("name", config.OF_THE_PROFILE)

@@ -13,6 +13,7 @@ import pytest
 
 from ladder import locks
 from ladder.errors import StepError
+from ladder.files import read_json
 
 ROOT = Path(__file__).parent.parent
 # Holds what it is told to until its input ends or, from then on, so many times for some ms; writes down when.
@@ -199,10 +200,41 @@ def test_lock_files_are_open_to_every_user_and_never_a_link(start, tmp_path):
         assert uuid == old
     files = list(tmp_path.glob("host.lock*"))
     assert len(files) == 2 and {stat.S_IMODE(path.stat().st_mode) for path in files} == {0o666}
+    for path in files:
+        os.utime(path, (0, 0))
+    with locks.host_lock(exclusive=False, waiting=""):
+        # or what cleans /tmp would remove a file that is in use, and the next one to come would lock another
+        assert all(path.stat().st_mtime > 0 for path in files)
     (tmp_path / "host.lock.gpu.GPU-a").symlink_to(tmp_path / "planted")
     with pytest.raises(StepError, match="host.lock.gpu.GPU-a"), locks.host_lock(exclusive=False, waiting=""):
         pass
     assert not (tmp_path / "planted").exists()
+
+
+def test_a_lock_that_would_keep_nobody_out_is_refused_in_one_sentence(start, tmp_path, monkeypatch):
+    """Where the call ends, and where a step does: Lustre has no locks by default, and a relative path is many files."""
+
+    def no_locks(*_):
+        raise OSError(38, "Function not implemented")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(locks.fcntl, "flock", no_locks)
+        for attempt in (lambda: locks.take_workflow_lock(tmp_path), locks.try_host_lock):
+            with pytest.raises(StepError, match=r"cannot lock \S+\.lock: Function not implemented; .*locks files"):
+                attempt()
+    locks.try_host_lock()
+    monkeypatch.setattr(locks, "HOST_LOCK", Path("host.lock"))
+    with pytest.raises(StepError, match="LADDER_HOST_LOCK='host.lock' would be another file in each folder"):
+        locks.try_host_lock()
+
+
+def test_a_step_whose_host_cannot_be_locked_says_so_in_its_record(tmp_path):
+    script = [sys.executable, str(ROOT / "scripts/_supervise.py"), "--stage", "engine", "--log", "log.txt"]
+    variables = os.environ | {"LADDER_HOST_LOCK": "host.lock", "LADDER_PARENT": str(os.getpid())}
+    command = [*script, "--outputs", "engine", "id.json", "--", "touch", "started"]
+    subprocess.run(command, cwd=tmp_path, env=variables, check=True)
+    assert "would be another file in each folder" in read_json(tmp_path / "id.json")["reason"]
+    assert not (tmp_path / "started").exists()
 
 
 def test_a_round_that_cannot_choose_holds_nothing(start):

@@ -10,7 +10,7 @@ import yaml
 from snakemake.resources import ResourceScopes
 from workflow_run import ROOT, Workflow
 
-from ladder.workflow import HOST_SHARES, begin
+from ladder.workflow import HOST_SHARES, begin, open_matrix
 
 # kubernetes: a folder stands for the bucket that the profile names, which is not looked into for a plan
 PLANNED = {
@@ -67,3 +67,10 @@ def call(*, limit=HOST_SHARES, local=False, scope="local"):
 def test_a_call_that_would_measure_wrongly_ends_before_any_job(workflow, said):
     with pytest.raises(SystemExit, match=said):
         begin(workflow, SimpleNamespace(platforms=["h200"], declarations={}))
+
+
+def test_a_job_without_its_calls_variables_ends_before_it_measures(monkeypatch):
+    """Where qsub is not told to hand them on: -R round would keep old rounds, and a lost job's round would be lost."""
+    monkeypatch.delenv("LADDER_SITTING", raising=False)
+    with pytest.raises(SystemExit, match="have the submit command hand them on"):
+        open_matrix(SimpleNamespace(is_main_process=False), {})

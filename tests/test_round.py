@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -186,12 +187,56 @@ def test_a_round_of_another_configuration_is_set_aside_and_taken_back(spec, meas
 
 def test_a_round_that_the_workflow_removed_with_its_lost_job_is_taken_back(spec, measured, tmp_path):
     first = measured(spec)
-    round.keep_beside(tmp_path / "1.json", tmp_path / "1.parquet")
+    for _ in range(2):  # a job that is tried again does it again
+        round.keep_beside(tmp_path / "1.json", tmp_path / "1.parquet")
+    assert not list(tmp_path.glob(".1.*"))
     for name in ("1.json", "1.parquet"):
         (tmp_path / name).unlink()
     again = measured(spec)
     assert again["kept"] and again["rows"] == first["rows"]
     assert sha256(tmp_path / "1.parquet") == first["raw_sha256"]
+
+
+def test_a_file_system_without_links_loses_no_round(spec, measured, tmp_path, monkeypatch):
+    first = measured(spec)
+    monkeypatch.setattr(round.os, "link", lambda *_: os.stat(tmp_path / "not there"))
+    round.keep_beside(tmp_path / "1.json", tmp_path / "1.parquet")
+    for name in ("1.json", "1.parquet"):
+        (tmp_path / name).unlink()
+    assert measured(spec)["rows"] == first["rows"]
+
+
+def test_a_round_that_another_job_measured_meanwhile_is_not_measured_twice(spec, measured, tmp_path, monkeypatch):
+    """As where a call was killed and its job, still on the same node, was waited for: it writes before it lets go."""
+    monkeypatch.setattr(locks, "HOST_LOCK", tmp_path / "host.lock")
+    first, there = measured(spec), [tmp_path / "1.json", tmp_path / "1.parquet"]
+    aside = [path.rename(path.with_name(f"other{path.suffix}")) for path in there]
+    held = locks.host_lock
+
+    @contextmanager
+    def waits_for_the_other(**how):
+        with held(**how):
+            for path, name in zip(aside, there, strict=True):
+                path.rename(name)
+            yield
+
+    monkeypatch.setattr(locks, "host_lock", waits_for_the_other)
+    second = measured(spec)
+    assert second["kept"] and second["rows"] == first["rows"]
+
+
+def test_a_round_lets_the_host_go_when_it_has_written_everything(spec, measured, tmp_path, monkeypatch):
+    held, seen = locks.host_lock, []
+
+    @contextmanager
+    def looks(**how):
+        with held(**how):
+            yield
+            seen.append(read_json(tmp_path / "1.json")["raw_sha256"] == sha256(tmp_path / "1.parquet"))
+
+    monkeypatch.setattr(locks, "host_lock", looks)
+    measured(spec)
+    assert seen == [True]
 
 
 def test_a_round_of_two_names_is_set_aside_like_any_other(spec, measured, tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from argparse import ArgumentTypeError
 from collections import Counter
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from ladder import aggregate as tables_of
 from ladder import config, progress, records, specs, steps
 from ladder.files import read_json
 from ladder.matrix import Matrix
+from ladder.step import json_file
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "benchmarks"))
@@ -58,6 +60,23 @@ def test_a_specification_is_a_file_named_by_what_it_holds(tmp_path, monkeypatch)
     assert sorted(map(str, specs.FOLDER.iterdir())) == sorted(map(str, specs._planned))
     with pytest.raises(ValueError):
         specs.file_of(float("nan"))
+
+
+def test_a_specification_that_was_changed_is_planned_anew_and_never_followed(tmp_path, monkeypatch):
+    """Whether edited by hand or cut short: a round would be measured otherwise than its record says."""
+    monkeypatch.chdir(tmp_path)
+    told = {"measure": {"warmup": 10}, "batches": {1: "a", 4: "b", 16: "c"}}
+    path = Path(specs.file_of(told))
+    planned = path.read_text()
+    for changed in (planned.replace("10", "11"), planned[:-9] + "}", planned[:20]):
+        path.write_text(changed)
+        with pytest.raises(ArgumentTypeError, match="was changed after it was planned"):
+            json_file(str(path))
+        (tmp_path / "copy.json").write_text(planned.replace("10", "11"))
+        assert json_file("copy.json")["measure"] == {"warmup": 11}  # a step may be run by hand with something else
+        monkeypatch.setattr(specs, "_planned", set())
+        assert Path(specs.file_of(told)) == path and path.read_text() == planned
+        assert json_file(str(path))["batches"] == {"1": "a", "4": "b", "16": "c"}
 
 
 def test_planning_costs_little_more_than_trivial_jobs_in_the_same_graph(tmp_path):
@@ -135,3 +154,7 @@ def test_the_time_left_follows_the_pace_without_reading_every_round_again(tmp_pa
     monkeypatch.setattr(progress.os, "getpid", lambda: 1)
     assert progress.finish_round(30) == "round 2 of 4 done in 30 s; 2 left, about 2 min"  # 45 s a round
     assert all(path.stat().st_size == 0 for path in progress._DONE.iterdir())
+    monkeypatch.setattr(
+        progress.Path, "glob", lambda folder, pattern: [folder / "taken away by a job of a killed call"]
+    )
+    progress.start(4, 20, None)

@@ -258,9 +258,14 @@ def test_a_failure_is_not_stored(cache, job):
     assert not fetched(cache, job)
 
 
-def test_an_engine_of_an_unknown_gpu_is_not_stored(cache, job, capsys):
-    made(cache, job, fingerprint={"gpu": None})
-    assert "what it was built on is not known" in capsys.readouterr().out
+@pytest.mark.parametrize(
+    ("gpu", "lacking"),
+    [(None, "gpu"), ({"name": "H200", "compute_capability": "9.0"}, "gpu.driver")],
+    ids=["unread", "of an unknown driver"],
+)
+def test_an_engine_of_an_unknown_gpu_is_not_stored(cache, job, capsys, gpu, lacking):
+    made(cache, job, fingerprint={"gpu": gpu})
+    assert f"what it was built on is not known: {lacking}\n" in capsys.readouterr().out
     assert not fetched(cache, job)
 
 
@@ -276,6 +281,27 @@ def test_a_stored_file_is_never_replaced(cache, job, tmp_path):
     late.run("second")
     asyncio.run(other.store(late))
     assert entry.file("payload").read_text() == "first" and late.output.payload.read_text() == "second"
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda record: record | {"made_from": {**record["made_from"], "software": {}}}, "of something else than its"),
+        (lambda record: {"sha256": record["sha256"]}, "does not say what was stored: KeyError"),
+        (lambda record: [], "does not say what was stored: TypeError"),
+        (lambda record: record | {"sha256": None}, "does not say what was stored: TypeError"),
+    ],
+    ids=["of another entry", "of nothing", "no record", "no hashes"],
+)
+def test_an_entry_whose_record_is_not_its_own_is_not_served(cache, job, capsys, change, said):
+    """As where somebody renames another GPU's engine, its record with it."""
+    made(cache, job)
+    record = cache._entry(job).record
+    changed = change(read_json(record))
+    record.unlink()
+    write_json(record, changed)
+    assert not fetched(cache, job)
+    assert said in capsys.readouterr().out
 
 
 def test_what_a_killed_workflow_left_half_stored_is_not_served(cache, job):

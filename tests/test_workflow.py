@@ -420,6 +420,7 @@ def failing(beside, repository, tmp_path_factory):
             results=workflow.table("results.csv"),
             report=(workflow.folder / "results/report.html").exists(),
             next=workflow.plan(config),
+            audited=workflow.call(config, "--", "audit"),
             repaired=workflow.call(with_change(config, repair), *TABLES),
             left=workflow.table("failures.csv"),
         )
@@ -450,6 +451,11 @@ def test_what_did_not_fail_is_finished_and_the_call_ends_badly(failing):
     assert len(found.failures) == 6
     assert sorted((row["ladder"], row["rung"]) for row in found.results) == [("known", "good"), ("refused", "good")]
     assert found.report
+
+
+def test_the_audit_alone_ends_badly_too_and_says_why(failing):
+    said = failing.result().audited.must(1).text
+    assert "5 of 7 engines cannot be measured" in said and "what-it-needs is missing; make it" in said
 
 
 def test_the_next_call_tries_again_what_may_pass_and_nothing_else(failing):
