@@ -107,7 +107,7 @@ def begin(workflow: Any, matrix: Matrix) -> Any:
         locks.try_host_lock()  # seen now, not by every step
     except StepError as error:
         sys.exit(str(error))
-    if matrix.config.platform == "auto":
+    if matrix.config.platform == "auto" and not matrix.declarations:
         (platform,) = matrix.platforms
         print(f"Platform {platform}: {fingerprint.in_words(matrix.host(platform))}", file=sys.stderr)
     specs.remove_others()  # the lock says that no job of another call reads one

@@ -8,7 +8,7 @@ import plugin_folder
 import pytest
 import yaml
 from snakemake.resources import ResourceScopes
-from workflow_run import ROOT, Workflow
+from workflow_run import ROOT, Workflow, identity_config
 
 from ladder.workflow import HOST_SHARES, begin, open_matrix
 
@@ -45,6 +45,25 @@ def test_every_profile_limits_the_host_and_goes_on_after_a_failure(name):
     assert given["nolock"] and given["rerun-incomplete"] and given["keep-going"]
     assert given["scheduler"] == "greedy"
     assert given.get("set-resource-scopes") == (None if name == "default" else ["host=local"])
+
+
+def on_another_host(folder):
+    """A ladder whose platform is declared by another host."""
+    return identity_config(folder, {"known": {}}) | {"platforms": {"cpu": {"device": "cpu", "host": "declared"}}}
+
+
+def test_a_rejected_submission_says_why(tmp_path):
+    workflow = Workflow(ROOT, tmp_path, **plugin_folder.require("cluster", PLANNED["cluster-generic"][0]))
+    submit = ("--cluster-generic-submit-cmd", "sh -c 'echo no such partition >&2; exit 1'", "--retries", "0")
+    profile = ("--workflow-profile", str(ROOT / "profiles/cluster-generic"))
+    said = workflow.call(on_another_host(tmp_path), *profile, *submit, "--", "fingerprint").must(1).text
+    assert "no such partition" in said and "/host.json: Error submitting jobscript (exit code 1)" in said
+
+
+def test_a_host_is_not_declared_by_the_one_that_calls(tmp_path):
+    said = Workflow(ROOT, tmp_path).call(on_another_host(tmp_path), "--", "fingerprint").must(1).text
+    assert "is declared by the host that its jobs run on, and this call runs them here" in said
+    assert not [*tmp_path.glob("artifacts/*/host.json")]
 
 
 def call(*, limit=HOST_SHARES, local=False, scope="local"):
