@@ -6,7 +6,6 @@ import copy
 import csv
 import os
 import re
-import resource
 import shutil
 import signal
 import subprocess
@@ -85,11 +84,6 @@ class Call:
         return {rule: int(number) for rule, number in counts if rule not in ("total", "all")}
 
 
-def _cpu_seconds_of_children() -> float:
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
-
-
 class Workflow:
     def __init__(self, repository: Path, folder: Path, **variables: str):
         self.repository, self.folder, self.variables = repository, folder, variables
@@ -123,15 +117,16 @@ class Workflow:
         return process, output
 
     def call(self, config: Config, *arguments: str) -> Call:
-        began, before = time.monotonic(), _cpu_seconds_of_children()
+        began = time.monotonic()
         process, output = self.start(config, *arguments)
         try:
-            status = process.wait()
+            _, status, used = os.wait4(process.pid, 0)  # of this call alone: others may run beside it
         except BaseException:  # the test run was interrupted
             os.killpg(process.pid, signal.SIGKILL)
             raise
-        spent = time.monotonic() - began, _cpu_seconds_of_children() - before
-        return Call(status, output.read_text(errors="replace"), *spent)
+        process.returncode = os.waitstatus_to_exitcode(status)
+        text = output.read_text(errors="replace")
+        return Call(process.returncode, text, time.monotonic() - began, used.ru_utime + used.ru_stime)
 
     def plan(self, config: Config, *targets: str) -> dict[str, set[str]]:
         """First outputs of the jobs that a call would run, by rule; nothing runs."""
