@@ -20,6 +20,7 @@ SETTINGS = Path("/etc/slurm")  # a job's own srun looks nowhere else
 DAEMONS = ("munged", "slurmctld", "slurmd")
 PATH = f"{os.environ['PATH']}:/usr/sbin"
 SECONDS = 30  # for anything of Slurm's own to happen
+RETURN_SECONDS = 180  # for a node to come back: its killed jobs stay "completing" for a while
 
 # 4 CPUs and 64 GB are told, not asked: what is tried here is who waits for whom. A node that is silent for 5 s is
 # down, its jobs fail and are not queued again.
@@ -108,7 +109,11 @@ class Cluster:
     def start_node(self) -> None:
         """Start the node's daemon and wait until jobs can run there."""
         self.start_daemon("slurmd")
-        wait_for(lambda: self.ask("sinfo", "-h", "-p", "gpu", "-o", "%t").strip() == "idle", "the node to be idle")
+        wait_for(
+            lambda: self.ask("sinfo", "-h", "-p", "gpu", "-o", "%t").strip() == "idle",
+            "the node to be idle",
+            RETURN_SECONDS,
+        )
 
     def kill_node(self) -> None:
         """kill -9 all that runs on the node at once: its daemon, its jobs and their processes."""

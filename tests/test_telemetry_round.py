@@ -27,8 +27,12 @@ def gpu_spec(spec, fake_in_processes, tmp_path):  # noqa: F811
 
 def test_a_run_on_a_gpu_is_watched(gpu_spec, measured, tmp_path, monkeypatch):  # noqa: F811
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
-    record = measured(gpu_spec)
-    (row,) = record["rows"]
+    for number in (1, 2, 3):  # a host that keeps the sampler from its looks leaves energy empty, and must say so
+        record = measured({**gpu_spec, "round": number})
+        (row,) = record["rows"]
+        if row["power_w"] is not None:
+            break
+        assert row["energy_missing"]
     assert record["warnings"] == [] or "other programs" in record["warnings"][0]
     assert row["device_uuid"] == "GPU-bbbb2222-0000"
     assert (row["device_mem_mb"], row["device_mem_source"], row["contended"]) == (512, "process", "none")
