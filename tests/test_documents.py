@@ -20,7 +20,9 @@ from ladder.aggregate import aggregate
 from ladder.documents import FILES, beyond_tops, deep_gap, gpu_bench, paths
 from ladder.documents.runs import Round, Run
 from ladder.documents.write import write
+from ladder.errors import StepError
 from ladder.files import read_json, write_json
+from ladder.stacks import checks
 from ladder.stacks.base import Node
 from ladder.telemetry import raw as telemetry_raw
 from ladder.telemetry.base import Sample
@@ -226,6 +228,21 @@ def test_a_pitfall_that_nothing_could_tell_is_null(made):
 def test_each_pitfall_is_found_where_it_is(made, pitfall, row, failure):
     found, where = pitfalls(made, [row], [failure] if failure else [], **QUIET)[pitfall]
     assert found is True and len(where) == 1
+
+
+def test_work_that_a_stack_would_have_done_elsewhere_is_a_fallback_and_a_gpu_too_old_is_none(made):
+    with pytest.raises(StepError) as refused:
+        checks.check_placement(["n (Conv, CPUExecutionProvider)"], 5, "CUDAExecutionProvider")
+    told = {
+        str(refused.value): True,
+        "CUDAExecutionProvider cannot be loaded: no libcuda.so.1. Without it 2 nodes would run on the CPU: a, b": True,
+        "TensorRT-RTX 1.7 does not run on NVIDIA H200 (compute capability 9.0)": False,
+    }
+    for reason, found in told.items():
+        failure = {"rung": "a", "reason": reason}
+        assert (
+            pitfalls(made, [{}], [failure], **QUIET)["accelerator unused: work fell back to another device"][0] is found
+        )
 
 
 def test_pitfalls_of_the_summary_are_named(made):

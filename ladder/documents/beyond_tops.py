@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
@@ -19,6 +20,8 @@ SCHEMA_VERSION = 1  # of report.json; goes up when a key changes its meaning or 
 MIN_TRIALS = 5  # the guide's
 POWER = ("power_w", "idle_power_w", "energy_window_s", "energy_j_per_image", "ips_per_w")
 OF_A_RUNG = ("rung", "batch")
+# how ladder.audit, ladder.stacks.checks and ladder.stacks.onnxruntime tell that work would be done elsewhere
+FELL_BACK = re.compile(r"nodes (do|would) not run on|nodes would run on the CPU|made a session on")
 
 Row = Mapping[str, Any]
 
@@ -103,7 +106,7 @@ def pitfalls(
         (
             "accelerator unused: work fell back to another device",
             audits or failures,
-            [f"{_place(row)}: {row['reason']}" for row in failures if "do not run on" in row["reason"]],
+            [f"{_place(row)}: {row['reason']}" for row in failures if FELL_BACK.search(row["reason"])],
         ),
         (
             "out of memory",
