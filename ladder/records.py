@@ -169,8 +169,8 @@ def read_if_made(path: str | None) -> Row | None:
 
 
 def device_of(state: Row) -> str | None:
-    """The name that a datasheet goes by, from a round's host state: of the GPU, else of the processor."""
-    return (state.get("gpu") or {"name": state.get("processor")})["name"]
+    """The name that a datasheet goes by, from a round's host state: of the GPU, else of the processor; None untold."""
+    return (state.get("gpu") or {"name": state.get("processor")}).get("name")
 
 
 def peaks_of(platform: str, device: str | None, peaks: Mapping[str, Row | None]) -> tuple[Row | None, Datasheet | None]:

@@ -16,7 +16,7 @@ from ladder import tables
 from ladder.aggregate import aggregate, planned_files
 from ladder.errors import StepError
 from ladder.files import read_json, sha256, write_json
-from ladder.records import read_latencies
+from ladder.records import device_of, read_latencies
 from ladder.summary import saturation
 from ladder.summary_warnings import _ranged, find_warnings
 
@@ -565,3 +565,9 @@ def test_ten_thousand_runs_of_a_thousand_latencies_take_under_20_s_and_little_me
         figures[runs] = json.loads(done.stdout)
     assert figures[10_000][0] < 20
     assert figures[10_000][1] < figures[1_000][1] + 150
+
+
+def test_a_gpu_that_tells_no_name_has_no_datasheet():
+    assert device_of({"gpu": {"driver": "6.12"}, "processor": "x"}) is None
+    assert device_of({"gpu": {"name": "NVIDIA L4"}, "processor": "x"}) == "NVIDIA L4"
+    assert device_of({"processor": "x"}) == "x"
