@@ -44,6 +44,9 @@ def _name(text: str) -> str:
 
 
 def remove_others() -> None:
-    """Remove the specifications of earlier plans; those of this process stay."""
+    """Remove the specifications of earlier plans; those of this process stay.
+
+    A job of a killed call that a cluster still runs may miss its own: it fails and says so.
+    """
     for path in set(FOLDER.glob("*")) - _planned:
         path.unlink(missing_ok=True)

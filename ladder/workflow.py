@@ -110,7 +110,7 @@ def begin(workflow: Any, matrix: Matrix) -> Any:
     if matrix.config.platform == "auto" and not matrix.declarations:
         (platform,) = matrix.platforms
         print(f"Platform {platform}: {fingerprint.in_words(matrix.host(platform))}", file=sys.stderr)
-    specs.remove_others()  # the lock says that no job of another call reads one
+    specs.remove_others()  # the lock says that no other call is running here
     write_json(CONFIG_COPY, matrix.raw)
     records = [round.record for round in matrix.rounds()]
     pending = [_round_of(job.wildcards) for job in workflow.dag.needrun_jobs() if job.rule.name == "round"]
