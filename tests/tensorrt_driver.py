@@ -12,10 +12,12 @@ from pathlib import Path
 
 import numpy as np
 
-from ladder import stacks
-from ladder.errors import StepError
-from ladder.files import write_npz
-from ladder.stacks.base import Rung, Source
+sys.path.insert(0, str(Path(__file__).parents[1]))  # an interpreter's own wrapper may unset PYTHONPATH
+
+from ladder import stacks  # noqa: E402
+from ladder.errors import StepError  # noqa: E402
+from ladder.files import write_npz  # noqa: E402
+from ladder.stacks.base import Rung, Source  # noqa: E402
 
 LAUNCHES = 10
 

@@ -104,9 +104,7 @@ class Stack:
         }
         path = self.folder / "call.json"
         path.write_text(json.dumps(spec))
-        done = subprocess.run(
-            [self.python, DRIVER, path], env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True
-        )
+        done = subprocess.run([self.python, DRIVER, path], capture_output=True, text=True)
         self.log = done.stdout + done.stderr
         assert done.returncode == 0, self.log[-2000:]
         answer = json.loads(path.with_suffix(".answer").read_text())
