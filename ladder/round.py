@@ -31,7 +31,7 @@ from ladder.files import digest, read_json, replacing, sha256, write_json
 from ladder.step import attempts_path, id_path_of
 from ladder.telemetry import raw as telemetry_raw
 from ladder.telemetry import sampler, summary
-from ladder.telemetry.base import Reader, Sample
+from ladder.telemetry.base import Reader, Sample, counter_period_s
 
 _NO_LATENCIES = np.empty((0, 2), np.int64)
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
@@ -280,6 +280,8 @@ def _watched_run(spec: dict[str, Any], rung: dict[str, Any], gpu: Reader | None,
             },
         )
         print(f"--- {rung['rung']['name']}", file=log, flush=True)
+        has_energy = spec["measure"]["throughput_seconds"] >= summary.ENERGY_SECONDS
+        counter_s = counter_period_s(gpu) if gpu and has_energy else None
         samples_file = Path(folder) / "samples.jsonl"
         warnings = []
         with _sampling(spec, gpu, samples_file, log) as watching:
@@ -309,6 +311,7 @@ def _watched_run(spec: dict[str, Any], rung: dict[str, Any], gpu: Reader | None,
         samples = sampler.read_samples(samples_file) if gpu else []
     columns = {"load_before": busy, **cost, "cooldown_s": cooldown_s, **dict.fromkeys(summary.COLUMNS)}
     if gpu and result["status"] == "ok":
+        result["phases"]["counter_period_s"] = counter_s
         period_s, ips = spec["telemetry"]["period_seconds"], result["row"]["throughput_ips"]
         columns |= summary.summarise(samples, result["phases"], ips, period_s)
     return Run(result, values, columns, samples, warnings)

@@ -20,7 +20,7 @@ import pytest
 
 from ladder import fingerprint, preflight, telemetry
 from ladder.errors import StepError
-from ladder.telemetry import nvml, raw, sampler
+from ladder.telemetry import base, nvml, raw, sampler
 from ladder.telemetry.base import SHARES, Process, Sample
 from ladder.telemetry.base import sample as take_sample
 
@@ -264,6 +264,45 @@ def test_on_a_dear_driver_the_columns_still_have_what_they_need(monkeypatch):
         assert dear == "clock reasons" or len(clock.asked["clock reasons"]) > 15
         assert dear == "processes" or len(clock.asked["processes"]) > 10
         assert sum(sample.power_w is not None for sample in samples) == len(clock.asked["power"]) - 1  # never repeated
+
+
+def test_one_dear_answer_does_not_silence_its_question(monkeypatch):
+    """As the list of processes while a run opens the GPU: 8 ms once, 0.3 ms before and after."""
+    costs = dict.fromkeys(SHARES, 0.02e-3) | {"processes": 0.3e-3}
+    clock = Clock(monkeypatch, costs)
+    usual = clock.questions["processes"]
+    monkeypatch.setitem(
+        clock.questions,
+        "processes",
+        lambda: clock.answer("processes", 8e-3) if len(clock.asked["processes"]) == 5 else usual(),
+    )
+    clock.run(10)
+    times = clock.asked["processes"]
+    gaps = [after - before for before, after in zip(times[1:-1], times[2:], strict=False)]
+    assert max(gaps) < 0.5 and len(times) > 25
+
+
+@pytest.mark.parametrize("step_s", [0.02, 0.1])
+def test_the_time_between_steps_of_the_energy_counter_is_found(monkeypatch, step_s):
+    now = [50.0]
+    monkeypatch.setattr(base.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(base.time, "sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
+
+    class Reader:
+        questions = {"energy": lambda: now.__setitem__(0, now[0] + 0.003) or {"energy_j": now[0] // step_s * 5}}
+
+    found = base.counter_period_s(Reader)
+    assert step_s - 0.005 < found < step_s + 0.01
+
+
+@pytest.mark.parametrize("energy_j", [None, 7.0])
+def test_a_counter_that_stands_still_has_no_time_between_steps(monkeypatch, energy_j):
+    monkeypatch.setattr(base, "COUNTER_WATCH_SECONDS", 0.02)
+
+    class Reader:
+        questions = {"energy": lambda: {"energy_j": energy_j}}
+
+    assert base.counter_period_s(Reader) is None
 
 
 def test_cheap_answers_are_asked_for_in_every_period(monkeypatch):

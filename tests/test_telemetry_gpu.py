@@ -13,7 +13,7 @@ import pytest
 from ladder import process, telemetry
 from ladder.errors import StepError
 from ladder.telemetry import sampler, summary
-from ladder.telemetry.base import SHARES, sample
+from ladder.telemetry.base import SHARES, counter_period_s, sample
 
 pytestmark = pytest.mark.gpu
 BLOCK_SECONDS = 0.5
@@ -71,8 +71,9 @@ def test_a_gpu_tells_what_it_is_and_how_it_is_set(gpu, torch):
         assert gpu.uuid == f"GPU-{torch.cuda.get_device_properties(0).uuid}"
 
 
-def test_the_samples_of_a_busy_gpu_make_sense(watched, torch):
+def test_the_samples_of_a_busy_gpu_make_sense(gpu, watched, torch):
     _, path = watched
+    step_s = counter_period_s(gpu)
     x = torch.randn(4096, 4096, device="cuda")
     torch.cuda.synchronize()
     start = time.perf_counter_ns()
@@ -87,15 +88,14 @@ def test_the_samples_of_a_busy_gpu_make_sense(watched, torch):
         field: [value for each in inside if (value := getattr(each, field)) is not None]
         for field in ("energy_j", "gpu_pct", "clock_reasons", "temperature_c", "processes", "memory_used_mb")
     }
-    steps = sum(after != before for before, after in zip(told["energy_j"], told["energy_j"][1:], strict=False))
     counts = {field: len(values) for field, values in told.items()}
-    print(
-        f"{len(inside)} samples in 6 s, {steps} changes of the energy counter; told: {counts}; the last: {inside[-1]}"
-    )
-    assert len(told["energy_j"]) > 12 and len(told["clock_reasons"]) > 5 and told["processes"] and told["temperature_c"]
+    print(f"{len(inside)} samples in 6 s; the counter's step {step_s} s; told: {counts}; the last: {inside[-1]}")
+    assert step_s and step_s < 0.15
+    assert len(told["energy_j"]) >= 2 and len(told["clock_reasons"]) > 5 and told["processes"] and told["temperature_c"]
     assert all(pct > 50 for pct in told["gpu_pct"][-1:])
     assert "idle" not in told["clock_reasons"][-1]
     phases = {"pid": os.getpid(), "opening_ns": start, "loops_ns": [(start, end)], "throughput_ns": (start, end)}
+    phases["counter_period_s"] = step_s
     row = summary.summarise(samples, phases, 1.0, 0.1)
     print(row)
     if row["power_w"] is not None:
@@ -169,6 +169,6 @@ def test_what_each_question_costs(gpu):
     for name, times in calls.items():
         print(f"{name}: {1e6 * statistics.median(times):.0f} µs")
     gaps_s = {name: max(0.1, cost / 1000 / SHARES[name]) for name, cost in cpu_ms.items()}
-    assert gaps_s["energy"] < 0.45  # else 21 looks do not fit into a throughput pass of 10 s
+    assert gaps_s["energy"] < 3  # else hardly three looks fit into a throughput pass of 10 s
     assert gaps_s["clock reasons"] < 1 and gaps_s["processes"] < 3
     assert max(gaps_s[name] for name in ("temperature", "sm clock", "memory clock")) < summary.ENDS_NS / 1e9

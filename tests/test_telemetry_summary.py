@@ -100,6 +100,23 @@ def test_twenty_steps_after_the_first_are_enough(steps, known):
     assert summary._power(samples, (0, 10 * S)) == ((300, 2) if known else (None, None))
 
 
+@settings(max_examples=60, deadline=None)
+@given(watts=st.floats(20, 1200), step_s=st.floats(0.02, 0.12), every_s=st.floats(0.5, 3), first_s=st.floats(0, 3))
+def test_rare_looks_at_a_counter_of_known_step_are_enough(watts, step_s, every_s, first_s):
+    """Where one answer takes 3 ms of CPU time, energy is read every 2 s: each reading is at most one step old."""
+    samples = series(change=seldom(every_s, first_s, ("energy_j",)), work_w=watts, step_s=step_s)
+    assert summary._power(samples, (6 * S, 16 * S))[0] is None or every_s < 0.55
+    power_w, window_s = summary._power(samples, (6 * S, 16 * S), step_s)
+    assert window_s > 10 - 3 * every_s - 0.2
+    assert power_w == pytest.approx(watts, rel=1.05 * step_s / window_s)
+
+
+def test_a_window_shorter_than_twenty_steps_has_no_energy_however_long_they_take():
+    samples = series(change=seldom(1.0, 0.0, ("energy_j",)))
+    assert summary._power(samples, (6 * S, 9 * S), 0.2) == (None, None)
+    assert summary._power(samples, (6 * S, 9 * S), 0.09)[0] == pytest.approx(300, rel=0.05)
+
+
 def test_energy_is_that_of_the_steady_end():
     warming = series(change=lambda s, at_s: replace(s, temperature_c=min(40 + 2 * at_s, 62)))  # 62 °C from 11 s on
     assert told(warming)["energy_window_s"] == pytest.approx(6, abs=0.25)  # the last two degrees are within the bound

@@ -5,10 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Protocol
 
 # reasons for a clock that are settings or rest; every other reason is throttling
 NOT_THROTTLING = frozenset({"idle", "application clocks", "display clocks"})
+
+COUNTER_WATCH_SECONDS, COUNTER_WATCH_STEPS = 1.0, 5  # NVIDIA's counters step every 20 to 100 ms (arXiv 2312.02741)
+COUNTER_WATCH_PAUSE_SECONDS = 0.002
 
 
 @dataclass(frozen=True)
@@ -69,6 +73,22 @@ class Reader(Protocol):
         ``ecc``, ``mig`` (whether it is split; on AMD into partitions), ``numa_node`` (of the host, where the device is
         attached); on AMD ``performance_level`` and ``read_by``, what told all this.
         """
+
+
+def counter_period_s(reader: Reader) -> float | None:
+    """The longest time between steps of the energy counter, s, as long as asking now and then shows several.
+
+    Asked before anything is timed: where an answer is dear, looks beside a run are rarer than steps.
+    """
+    steps: list[float] = []
+    before, deadline = None, time.monotonic() + COUNTER_WATCH_SECONDS
+    while len(steps) < COUNTER_WATCH_STEPS and time.monotonic() < deadline:
+        told = reader.questions["energy"]().get("energy_j")
+        if before is not None and told is not None and told != before:
+            steps.append(time.monotonic())
+        before = told
+        time.sleep(COUNTER_WATCH_PAUSE_SECONDS)
+    return max(after - before for before, after in pairwise(steps)) if len(steps) == COUNTER_WATCH_STEPS else None
 
 
 def sample(questions: Iterable[Question]) -> Sample:

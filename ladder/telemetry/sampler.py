@@ -15,11 +15,13 @@ import subprocess
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
+from statistics import median_low
 from typing import IO, Any
 
 from ladder import process
@@ -30,6 +32,7 @@ from ladder.telemetry.base import SHARES, Process, Reader, Sample
 from ladder.telemetry.base import sample as take_sample
 
 LAST_SAMPLE_SECONDS = 5.0  # a driver that does not answer for so long will not
+REMEMBERED_ANSWERS = 5
 FIRST_SAMPLE_SECONDS = 30.0  # a driver without persistence mode takes seconds to wake
 
 
@@ -55,15 +58,18 @@ def looks(reader: Reader, period_s: float, wait: Callable[[float], bool]) -> Ite
 
     ``wait`` waits so many seconds and says whether that was the end.
 
-    A question is due again once the CPU time that its last answer took is its share (``SHARES``) of the time since: how
-    dear a driver's answers are differs by orders of magnitude, and no answer's cost may disturb the run beside it.
+    A question is due again once the CPU time that its answers take is its share (``SHARES``) of the time since: how
+    dear a driver's answers are differs by orders of magnitude, and no answer's cost may disturb the run beside it. That
+    is the median of the last few: an answer given while a run opens the device takes many times as long as the next.
     """
     free_at: dict[str, float] = dict.fromkeys(SHARES, 0.0)
+    costs: dict[str, deque[float]] = {name: deque(maxlen=REMEMBERED_ANSWERS) for name in SHARES}
 
     def metered(name: str) -> dict[str, Any]:
         begin = _cpu_seconds()
         answer = reader.questions[name]()
-        free_at[name] = time.monotonic() + (_cpu_seconds() - begin) / SHARES[name]
+        costs[name].append(_cpu_seconds() - begin)
+        free_at[name] = time.monotonic() + median_low(costs[name]) / SHARES[name]
         return answer
 
     take_sample(reader.questions.values())  # the first answers may have to wake the driver, which says nothing of later

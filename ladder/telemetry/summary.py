@@ -21,7 +21,8 @@ COLUMNS = (
 
 Span = tuple[int, int]  # start and end
 
-COUNTER_STEPS = 20  # at least: a step is seen at the next look, so that a shorter window could be off by over 5 %
+ENERGY_SECONDS = 2.0  # a shorter throughput pass has no energy: so long take COUNTER_STEPS of a counter in use
+COUNTER_STEPS = 20  # at least: each end is known to within one step or look, so a shorter window may be off by over 5 %
 STEADY_C = 2.0  # the temperature of the window for energy moves by no more
 ENDS_NS = 2_000_000_000  # a reading further from the start or end of the timed part is not of it
 AGREEMENT = 1.5  # counter and power readings: two sensors of one card differ by less, a wrong unit by far more
@@ -34,7 +35,8 @@ def summarise(
     """The values of ``COLUMNS``, None where the samples do not tell.
 
     ``phases`` is what the run says of itself: its ``pid``; ``opening_ns``, before which it had not touched the device;
-    ``loops_ns``, the spans of its latency loops; ``throughput_ns``, the span of its throughput pass.
+    ``loops_ns``, the spans of its latency loops; ``throughput_ns``, the span of its throughput pass; and where it was
+    found, ``counter_period_s``, the longest time between steps of the energy counter, s.
     ``throughput_ips`` is in images/s; samples are ``period_s`` s apart or more, and each tells what was asked then.
     """
     opening, loops, throughput = phases["opening_ns"], phases["loops_ns"], phases["throughput_ns"]
@@ -47,7 +49,7 @@ def summarise(
     temperature, sm_clock, memory_clock = (
         _ends(samples, timed, field, reach_ns) for field in ("temperature_c", "sm_clock_mhz", "memory_clock_mhz")
     )
-    power_w, window_s = _power(samples, throughput)
+    power_w, window_s = _power(samples, throughput, phases.get("counter_period_s"))
     if missing := _energy_missing(samples, throughput, power_w):
         power_w = window_s = None
     return {
@@ -148,15 +150,22 @@ def _idle_power(idle: Sequence[Sample]) -> float | None:
     return median(told) if told else None
 
 
-def _power(samples: Sequence[Sample], span: Span) -> tuple[float | None, float | None]:
-    """Mean power and length (s) of the steady end of a span, between the first and the last step of the counter."""
+def _power(
+    samples: Sequence[Sample], span: Span, counter_period_s: float | None = None
+) -> tuple[float | None, float | None]:
+    """Mean power and length (s) of the steady end of a span, between the first and the last step of the counter.
+
+    Either enough steps are seen one by one, or the window is as long as so many take.
+    """
     inside = _steady([sample for sample in samples if span[0] <= sample.at_ns <= span[1]])
     readings = [(sample.at_ns, sample.energy_j) for sample in inside if sample.energy_j is not None]
     steps = [after for before, after in pairwise(readings) if after[1] != before[1]]
-    if len(steps) <= COUNTER_STEPS or any(after[1] < before[1] for before, after in pairwise(readings)):
+    if len(steps) < 2 or any(after[1] < before[1] for before, after in pairwise(readings)):
         return None, None
     (start, first_j), (end, last_j) = steps[0], steps[-1]
     window_s = (end - start) / 1e9
+    if len(steps) <= COUNTER_STEPS and not (counter_period_s and window_s >= COUNTER_STEPS * counter_period_s):
+        return None, None
     return (last_j - first_j) / window_s, window_s
 
 
