@@ -79,7 +79,18 @@ def _meaning(module: str) -> str:
                 and isinstance(first.value.value, str)
             ):
                 node.body = node.body[1:]
-    return ast.dump(tree)
+    return _dumped(tree)
+
+
+def _dumped(node: object) -> str:
+    """Like ast.dump, the same in every Python: fields without a value are left out, and newer versions add such ones."""
+    if isinstance(node, list):
+        return f"[{','.join(map(_dumped, node))}]"
+    if not isinstance(node, ast.AST):
+        return repr(node)
+    values = [(field, getattr(node, field, None)) for field in node._fields]
+    told = [(field, value) for field, value in values if value not in (None, []) or isinstance(node, ast.Constant)]
+    return f"{type(node).__name__}({','.join(f'{field}={_dumped(value)}' for field, value in told)})"
 
 
 def text_hash(folder: str) -> str:

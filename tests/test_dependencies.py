@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+
 import pytest
 
 from ladder import dependencies
@@ -52,6 +54,45 @@ def test_comments_docstrings_and_layout_change_nothing(package):
     before = package("ladder.a")
     (package.folder / "c.py").write_text('# why\ndef g():\n    """Other words."""\n\n    return (1)\n')
     assert package("ladder.a") == before
+
+
+EVERY_KIND = """
+@cached
+async def f(a, /, b: int = 1, *c, d=None, **e) -> None:
+    with x as y, z:
+        return [i async for i in a if (n := i)] or {**e, "k": -1.5e3j} or f"{a!r:>{b}} {b=}" f"{c}"
+
+class C(B, key=...):
+    def g(self):
+        global h
+        try:
+            yield (lambda q: q[1:, ::2], b"\\x00", {1, 2}, a if b else d, not a < b <= 1)
+        except* (E, F) as error:
+            raise error from None
+        match self:
+            case {"a": 1, **rest} | [_, *_] if rest: pass
+            case C(x=None) | -1 | "s": del self.x
+"""
+
+
+def test_every_python_hashes_alike(package):
+    """Or results of two hosts could not be compared. The value is that of Python 3.11 and 3.13."""
+    (package.folder / "d.py").write_text(EVERY_KIND)
+    assert package("ladder.d") == "21841c80820fe465"
+
+
+def test_a_field_that_a_newer_python_adds_and_nothing_uses_changes_nothing(package, monkeypatch):
+    before = package("ladder.a")
+    monkeypatch.setattr(ast.FunctionDef, "_fields", (*ast.FunctionDef._fields, "of_python_4"))
+    assert package("ladder.a") == before
+
+
+@pytest.mark.parametrize("other", ["return 1", "return None", "return", "return (1,)", "return 1, []"])
+def test_what_is_returned_is_told_apart(package, other):
+    (package.folder / "c.py").write_text("def g():\n    return []\n")
+    before = package("ladder.a")
+    (package.folder / "c.py").write_text(f"def g():\n    {other}\n")
+    assert package("ladder.a") != before
 
 
 def test_a_stack_outside_the_package_is_followed_by_its_path(package, tmp_path):
