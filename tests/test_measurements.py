@@ -1,0 +1,36 @@
+"""The measurements in the repository: what documents quote of them, and that they can be compared."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from ladder.files import read_json, sha256
+
+ROOT = Path(__file__).parent.parent
+MEASURED = sorted(path.parent for path in (ROOT / "docs/measurements").glob("*/20*/summary.json"))
+
+
+def test_the_readmes_table_is_the_measured_one():
+    shown = [line for line in (ROOT / "README.md").read_text().splitlines() if "→" in line and line.startswith("|")]
+    measured = (ROOT / "docs/measurements/h200/2026-12-01/ladder.md").read_text().splitlines()
+    assert len(shown) >= 4 and set(shown) <= set(measured)
+    (header,) = [line for line in measured if line.startswith("**yolo11n, batch 1")]
+    assert header in (ROOT / "README.md").read_text()
+
+
+@pytest.mark.parametrize("folder", MEASURED, ids=lambda folder: f"{folder.parent.name}-{folder.name}")
+def test_raw_latencies_are_those_the_records_were_written_with(folder):
+    records = sorted(folder.glob("rounds/*.json"))
+    assert records
+    for path in records:
+        record, raw = read_json(path), path.with_suffix(".parquet")
+        assert record["raw_sha256"] == sha256(raw)
+        assert {row["rung"] for row in record["rows"]} == set(pq.read_table(raw).column("rung").unique().to_pylist())
+
+
+def test_the_gpus_and_the_cpus_results_stand_side_by_side():
+    protocols = [read_json(folder / "summary.json")["protocol"] for folder in MEASURED]
+    assert len(MEASURED) >= 2 and all(each == protocols[0] for each in protocols)
