@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import os
+import re
 import subprocess
 import sys
 import weakref
@@ -15,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ladder import models
+from ladder import audit, models
 from ladder.errors import StepError
 from ladder.stacks import onnxruntime, openvino, pytorch
 from ladder.stacks.base import Node, Rung, Session, Source, Stack
@@ -456,15 +457,17 @@ def test_pytorch_inductor_on_a_gpu(source: Source, tmp_path: Path, launch: str) 
 
 @pytest.mark.gpu
 @CUDA
-def test_pytorch_refuses_operators_off_the_gpu(source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_operators_off_the_gpu_are_seen_by_the_audit(
+    source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class Wandering(Net):
         def forward(self, image: Any) -> Any:
             scores, features = super().forward(image)
             return (scores.cpu() * 2).to(image.device), features
 
     monkeypatch.setattr(models, "load", lambda *_: Wandering().eval())
-    with pytest.raises(StepError, match=r"2 of \d+ nodes would not run on cuda:0"):
-        opened(pytorch.create("cuda"), source, tmp_path)
+    verdict, reason = audit.placement(nodes_of(pytorch.create("cuda"), source, tmp_path), "cuda:0")
+    assert verdict == "exclude" and re.match(r"2 of \d+ nodes do not run on cuda:0: ", reason)
 
 
 # ---- ONNX Runtime -------------------------------------------------------------------------------

@@ -159,13 +159,10 @@ class Session:
         return self.device.type != "cpu"
 
     def prepare(self) -> None:
-        """Compile or capture on zeros, and prove on a GPU that every operator runs there. Raises StepError."""
+        """Compile or capture on zeros. Raises StepError."""
         try:
-            if self._compiler == "inductor":
-                self.forward()
-            elif self.on_gpu:
+            if self._compiler == "inductor" or self.on_gpu:
                 self.forward()  # what a model makes once and keeps, such as YOLO's anchors, may come from the host
-                self._check_placement()
             if self._launch == "graph":
                 self._capture()
             self.synchronise()
@@ -300,13 +297,6 @@ class Session:
 
             torch.cuda.empty_cache()
 
-    def _check_placement(self) -> None:
-        """Raises StepError where an operator gives a tensor elsewhere; single numbers may stay on the host."""
-        operators = _dispatched(self.forward)
-        elsewhere = [each for each in operators if each.device != str(self.device) and each.sized]
-        strays = [f"{each.name} ({each.device})" for each in elsewhere]
-        checks.check_placement(strays, len(operators), str(self.device))
-
     def _capture(self) -> None:
         import torch
 
@@ -344,7 +334,6 @@ class _Operator:
     type: str
     precision: str | None
     device: str
-    sized: bool  # gave more than single numbers
 
 
 def _dispatched(forward: Callable[[], Any], labelled: bool = False) -> list[_Operator]:
@@ -378,7 +367,6 @@ def _dispatched(forward: Callable[[], Any], labelled: bool = False) -> list[_Ope
                         kind,
                         _operator_precision(kind, given),
                         str(given[0].device),
-                        any(each.dim() for each in given),
                     )
                 )
             self.position += 1
