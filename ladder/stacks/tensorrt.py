@@ -8,6 +8,7 @@ The engine file is a zip, uncompressed, with what a build leaves behind: ``plan`
 from __future__ import annotations
 
 import json
+import os
 import re
 import zipfile
 from collections import defaultdict
@@ -150,6 +151,7 @@ class TensorRt:
             builder = trt.Builder(logger)
         except (RuntimeError, TypeError) as error:
             raise StepError(f"{self._version} cannot build here: {logger.reason() or checks.reason(error)}") from error
+        builder.max_threads = len(os.sched_getaffinity(0))  # its default is 1
         flags = trt.NetworkDefinitionCreationFlag.__members__
         network = builder.create_network(sum(1 << int(flags[name]) for name in choice.network_flags))
         self._parse(network, logger, source)
@@ -171,6 +173,7 @@ class TensorRt:
             "workspace_mb": config.get_memory_pool_limit(trt.MemoryPoolType.WORKSPACE) / 1e6,
             "flags": sorted(name for name, flag in trt.BuilderFlag.__members__.items() if config.get_flag(flag)),
             "tf32": bool(config.get_flag(trt.BuilderFlag.TF32)),
+            "builder_threads": builder.max_threads,
             "compute_capability": rung.options.get("compute_capability"),
             "static_batch": static_batch,
             "shapes": shapes,
