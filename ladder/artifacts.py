@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from ladder.errors import StepError
 from ladder.files import sha256
 from ladder.stacks.base import Source
-from ladder.step import id_path_of, read_id
+from ladder.step import attempts_path, id_path_of, read_id
 
 
 def source_of(
@@ -29,8 +29,8 @@ def source_of(
 def checked_id(artifact: Path, artifact_id: Path) -> dict[str, Any]:
     """The id of an artifact, once the artifact is the one it describes. Raises UpstreamFailed, StepError."""
     identity = read_id(artifact_id)
-    if identity["sha256"] != sha256(artifact):
-        raise StepError(f"{artifact} is not the file its id describes: delete both to have them made again")
+    if (found := sha256(artifact)) != identity["sha256"]:
+        _refuse(artifact, artifact_id, found, identity["sha256"])
     return identity
 
 
@@ -39,8 +39,13 @@ def checked_payload(engine: Path, built: dict[str, Any]) -> Path | None:
     if built["sha256"] is None:
         return None
     if (found := sha256(engine)) != built["sha256"]:
-        raise StepError(
-            f"{engine} has sha256 {found[:12]}…, but {built['sha256'][:12]}… was built: the file was changed or cut "
-            f"short; delete {engine.parent} and call again"
-        )
+        _refuse(engine, engine.with_name("id.json"), found, built["sha256"])
     return engine
+
+
+def _refuse(artifact: Path, artifact_id: Path, found: str, made: str) -> NoReturn:
+    """Note, as a try of the step that makes it, that an artifact has to be made anew. Raises StepError."""
+    reason = f"{artifact} has sha256 {found[:12]}…, but {made[:12]}… was made: it was changed or cut short"
+    with open(attempts_path(artifact_id), "a", encoding="utf-8") as stream:
+        stream.write(f"{reason}\n")
+    raise StepError(f"{reason}; the next call makes it anew")

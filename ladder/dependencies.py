@@ -83,7 +83,7 @@ def _meaning(module: str) -> str:
 
 
 def _dumped(node: object) -> str:
-    """Like ast.dump, the same in every Python: fields without a value are left out, and newer versions add such ones."""
+    """Like ast.dump, but the same in every Python: fields without a value, which newer ones add, are left out."""
     if isinstance(node, list):
         return f"[{','.join(map(_dumped, node))}]"
     if not isinstance(node, ast.AST):

@@ -10,8 +10,8 @@ import _repository  # noqa: F401
 import numpy as np
 
 from ladder import export, graph
-from ladder.errors import StepError
-from ladder.files import sha256, write_json
+from ladder.artifacts import checked_id
+from ladder.files import write_json
 from ladder.step import json_file, read_id, step
 
 
@@ -34,8 +34,8 @@ def main() -> None:
     with step("export", arguments.output_id, outputs, arguments.log):
         if arguments.weights_id:
             read_id(arguments.weights_id)
-        if arguments.inputs_id and read_id(arguments.inputs_id)["sha256"] != sha256(arguments.inputs):
-            raise StepError(f"{arguments.inputs} is not the file its id describes: delete both to have them made again")
+        if arguments.inputs_id:
+            checked_id(arguments.inputs, arguments.inputs_id)
         with np.load(arguments.inputs, allow_pickle=False) as stored:
             inputs = {name: stored[name] for name in stored.files}
         identity, build = export.export(

@@ -224,6 +224,7 @@ def test_an_engine_that_was_changed_is_not_opened(folder):
     (folder.path / "engine").write_text("other")
     with pytest.raises(StepError, match="changed or cut short"):
         artifacts.checked_payload(folder.path / "engine", read_json(folder.path / "build.json"))
+    assert len(attempts_path(folder.path / "id.json").read_text().splitlines()) == 1  # so that it is built anew
 
 
 def test_a_failed_build_is_recorded_and_its_audit_passes_it_on(folder):

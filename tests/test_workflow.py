@@ -363,18 +363,18 @@ def test_a_round_asked_for_by_name_is_measured_again(first, workflow, config):
     assert len(set(raw_files(workflow).items()) - set(before.items())) == 1
 
 
-def test_a_tampered_engine_gives_no_result_and_deleting_it_repairs(first, workflow, config):
+def test_a_tampered_engine_gives_no_result_and_the_next_call_builds_it_anew(first, workflow, config):
     payload = known_engine(workflow)
     payload.write_text("something else")
     config["ladders"]["known"]["rounds"] = 2
     workflow.call(config, *TABLES).must()
     (failure,) = workflow.table("failures.csv")
     assert (failure["rung"], failure["round"], failure["stage"]) == ("known", "2", "run")
-    assert "was changed or cut short; delete" in failure["reason"]
+    assert "was changed or cut short; the next call makes it anew" in failure["reason"]
     second = [r["rung"] for r in workflow.table("results.csv") if (r["ladder"], r["round"]) == ("known", "2")]
     assert second == ["onnxruntime-fp32"]
-    payload.unlink()
-    workflow.call(config, *TABLES).must()
+    call = workflow.call(config, *TABLES).must()
+    assert call.jobs()["engine"] == 1 and payload.read_text() != "something else"
     assert workflow.table("failures.csv") == [] and len(workflow.table("results.csv")) == 20
 
 
