@@ -6,6 +6,11 @@ INSTALL = .venv/bin/pip install --disable-pip-version-check --no-deps
 # PLATFORM=cpu make bench forces a platform; CONFIG=my.yaml takes another configuration
 ARGUMENTS = $(if $(CONFIG),--configfile $(CONFIG)) $(if $(PLATFORM),--config platform=$(PLATFORM))
 
+# seen before anything is installed; Snakemake would end in a traceback
+ifneq ($(filter bench,$(MAKECMDGOALS)),)
+$(foreach file,$(CONFIG),$(if $(wildcard $(file)),,$(error CONFIG=$(file) is not a file here ($(CURDIR)))))
+endif
+
 .PHONY: bench test acceptance check cluster lock clean-results clean help
 .DEFAULT_GOAL := help
 

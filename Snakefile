@@ -14,7 +14,7 @@ from ladder.documents import paths as document_paths
 from ladder.files import canonical_json
 from ladder.matrix import REDUCED_PRECISIONS
 from ladder.specs import file_of
-from ladder.workflow import HOST_SHARES, attempts, begin, open_matrix
+from ladder.workflow import HOST_SHARES, attempts, begin, make_held_back_tables, open_matrix
 
 STACKS = ["pytorch", "onnxruntime", "openvino", "tensorrt", "migraphx", "rocm"]
 
@@ -39,6 +39,10 @@ onstart:
     workflow.ladder_lock = begin(workflow, matrix)
 
 
+onerror:
+    make_held_back_tables(workflow)
+
+
 # on a cluster too these stay where the workflow was called: they need the network, or show what there is
 localrules:
     all,
@@ -56,6 +60,8 @@ rule all:
     default_target: True
     input:
         expand("results/{table}", table=TABLES),
+        # asked for by name: a round whose files are gone is measured again though its tables are there
+        rounds_of(list(matrix.ladders)),
         document_paths(matrix.config.documents),
         "results/report.html",
         "results/check.txt",
@@ -78,6 +84,7 @@ for stack in STACKS:
         name:
             stack
         input:
+            rounds_of(matrix.ladders_with(stack)),
             f"results/{stack}/check.txt" if matrix.ladders_with(stack) else [],
         log:
             f"logs/targets/{stack}.log",

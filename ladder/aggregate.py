@@ -18,7 +18,7 @@ import pandas as pd
 
 from ladder import attribution, statistics, summary, tables, utilisation
 from ladder.errors import StepError
-from ladder.failures import unmeasured_peaks, without_result
+from ladder.failures import lost_round, unmeasured_peaks, without_result
 from ladder.files import canonical_json, replacing, write_json, write_text
 from ladder.matrix import Round
 from ladder.records import (
@@ -39,6 +39,7 @@ from ladder.records import (
     round_place,
 )
 from ladder.report.text import ladder_markdown
+from ladder.round_files import refuse, try_again
 from ladder.summary_warnings import find_warnings
 
 SCHEMA_VERSION = 1  # of summary.json; goes up when a key changes its meaning or goes away
@@ -47,29 +48,38 @@ SCHEMA_VERSION = 1  # of summary.json; goes up when a key changes its meaning or
 def aggregate(plan: Mapping[str, Any], rounds: Iterable[Path], audits: Iterable[Path], destination: Path) -> Row:
     """Write results.csv, ladder.csv, audit.csv, failures.csv, summary.json and ladder.md; return the summary.
 
-    ``plan`` is ``ladder.steps.plan``: ``{"ladders": [{"platform", "ladder", "model", "batches": [int], "rounds": int,
-    "settings": {batch: digest}, "peaks": file, "rungs": [{"name", "engines": {batch: engine}, "source", "graph":
-    file, ..}], "steps": [{"from", "to", "cause"}]}]}``; of the files those that are not there leave the columns empty
-    that rest on them. ``rounds`` are the planned rounds' JSON files, each with its Parquet beside it; one that is not
-    there, or was measured with other settings than the plan's, is told among the failures and is in no table.
-    ``audits`` are the engines' audit files, each with its pass file beside it. Raises StepError for a file that cannot
-    be trusted, and then writes nothing.
+    ``plan`` is ``ladder.steps.plan``: ``{"ladders": [{"platform", "ladder", "model", "weights", "batches": [int],
+    "rounds": int, "settings": {batch: digest}, "peaks": file, "rungs": [{"name", "engines": {batch: engine}, "source",
+    "graph": file, ..}], "steps": [{"from", "to", "cause"}]}]}``; of the files those that are not there leave the
+    columns empty that rest on them. ``rounds`` are the planned rounds' JSON files, each with its Parquet beside it; one
+    that is not there, cannot be trusted or was measured with other settings than the plan's is told among the failures
+    and is in no table, and the next call tries it again. ``audits`` are the engines' audit files, each with its pass
+    file beside it. Raises StepError for an audit that cannot be trusted, and then writes no table.
     """
-    seen: dict[str, Any] = {}
-    found = (lean(read_round(path), seen) for path in dict.fromkeys(rounds) if path.exists())
-    every = sorted(found, key=round_place)
-    records, others = by_settings(every, plan["ladders"])
-    results, pooled, unsteady = _results(records)
-    ladders = [ladder | {"weights": _weights(ladder, results)} for ladder in plan["ladders"]]
-    audited = [read_audit(path) for path in audits]
+    found, lost = _read(path for path in dict.fromkeys(rounds) if path.exists())
+    records, others = by_settings(sorted(found, key=round_place), plan["ladders"])
+    results, pooled, unsteady, spoilt = _results(records)
+    records = [record for record in records if record["path"] not in spoilt]
+    lost |= spoilt
+    for path in lost:
+        refuse(path)
+    for path in (record["path"] for record in others):
+        other = f"{path} was measured with other settings than the configuration's"
+        lost[path] = StepError(f"{other}; `snakemake -R round` measures again")
+        try_again(path, other)
+    audited = [read_audit(path) for path in audits if path.exists()]
+    known = [*plan["ladders"], *results, *(audit["row"] for audit in audited)]
+    labels = summary.weights((row["model"], row.get("weights")) for row in known)
+    ladders = [ladder | {"weights": _weights(ladder, results) or labels[ladder["model"]]} for ladder in plan["ladders"]]
     peaks = {ladder["platform"]: read_if_made(ladder["peaks"]) for ladder in ladders}
-    failures = [*without_result(ladders, records, others, audited), *unmeasured_peaks(peaks)]
+    rows = [lost_round(path, error) for path, error in sorted(lost.items())]
+    failures = [*without_result(ladders, records, rows, audited), *unmeasured_peaks(peaks)]
     _add_utilisation(results, records, ladders, audited, peaks)
     busy = summary.busy_runs(results)
     steps = _steps(results, ladders, plan.get("exclude", tables.FLAGS))
     content = {
         "schema": SCHEMA_VERSION,
-        "weights": summary.weights([(ladder["model"], ladder["weights"]) for ladder in ladders]),
+        "weights": summary.weights((ladder["model"], ladder["weights"]) for ladder in ladders),
         "method": {
             "confidence_pct": 100 * (1 - statistics.ALPHA),
             "power_pct": 100 * statistics.POWER,
@@ -120,29 +130,38 @@ def planned_files(plan: Mapping[str, Any]) -> tuple[list[Path], list[Path]]:
     return rounds, audits
 
 
-def _results(records: Sequence[Row]) -> tuple[list[Row], list[Row], list[Row]]:
+def _read(paths: Iterable[Path]) -> tuple[list[Row], dict[Path, StepError]]:
+    """The rounds' records, each only with what tables need, and why others cannot be used."""
+    seen: dict[str, Any] = {}
+    records, lost = [], {}
+    for path in paths:
+        try:
+            records.append(lean(read_round(path), seen))
+        except StepError as error:
+            lost[path] = error
+    return records, lost
+
+
+def _results(records: Sequence[Row]) -> tuple[list[Row], list[Row], list[Row], dict[Path, StepError]]:
     """Rows of results.csv; each rung's percentiles pooled over the rounds of a batch; runs that were unsteady.
 
-    ``records`` are sorted by ladder, batch and round. Raw latencies are held for one ladder and batch at a time.
+    The last is why rounds are in none of them: their raw latencies are not those that were measured. ``records`` are
+    sorted by ladder, batch and round. Raw latencies are held for one ladder and batch at a time.
     """
     rows: list[Row] = []
     pooled: list[Row] = []
     unsteady: list[Row] = []
-    seen: set[tuple[Any, ...]] = set()
+    spoilt: dict[Path, StepError] = {}
     for _, group in groupby(records, key=lambda record: round_place(record)[:-1]):
         raw: dict[str, list[np.ndarray]] = defaultdict(list)
         for record in group:
-            latencies = checked_latencies(record)
+            try:
+                latencies = checked_latencies(record)
+            except StepError as error:
+                spoilt[record["path"]] = error
+                continue
             for row in sorted(record["rows"], key=lambda row: row["position"]):
-                if (run := ladder_key(row, "batch", "round", "rung")) in seen:
-                    raise StepError(f"{record['path']}: a second result of {', '.join(map(str, run))}; list it once")
-                seen.add(run)
-                ns = latencies.get(row["rung"], np.empty(0))
-                if len(ns) != row["iterations"] or not len(ns):
-                    raise StepError(
-                        f"{record['path']}: rung '{row['rung']}' has {row['iterations']} timed iterations, but the "
-                        f"Parquet beside it {len(ns)}; delete the round's files to repeat it"
-                    )
+                ns = latencies[row["rung"]]
                 figures = statistics.summarise(ns)
                 row |= {**figures, "latency_ips": 1000 * row["batch"] / figures["median_ms"]}  # in place: held once
                 rows.append(row)
@@ -154,7 +173,7 @@ def _results(records: Sequence[Row]) -> tuple[list[Row], list[Row], list[Row]]:
             counts = {"rung": rung, "rounds": len(runs), "iterations": sum(map(len, runs))}
             p50 = float(np.median(np.concatenate(runs))) / 1e6
             pooled.append(ladder_fields(head, "batch") | counts | {"p50_ms": p50} | statistics.pooled_percentiles(runs))
-    return rows, pooled, unsteady
+    return rows, pooled, unsteady, spoilt
 
 
 def _weights(ladder: Mapping[str, Any], results: Sequence[Row]) -> str | None:

@@ -50,6 +50,15 @@ class Section(BaseModel):
 
 # the profile gives these to each kind of step, and what it sets wins over a platform's resources
 OF_THE_PROFILE = ("disk", "disk_mb", "host", "mem", "mem_mb", "runtime", "tmpdir")
+# what Slurm's executor knows with slurm_ before it and without; any other name with slurm_ it passes over in silence.
+# Source: snakemake-executor-plugin-slurm 2.8.0, docs/further.md; slurm_nodes: its jobstep plugin 0.6.1
+SLURM_NAMES = (
+    "slurm_account", "slurm_cluster", "slurm_extra", "slurm_nodes", "slurm_partition", "slurm_requeue",
+)  # fmt: skip
+SLURM_OTHERS = (
+    "clusters", "constraint", "cpus_per_gpu", "cpus_per_task", "gpu", "gpu_model", "gres", "mem_mb_per_cpu", "mpi",
+    "qos", "tasks", "tasks_per_gpu", "tasks_per_node",
+)  # fmt: skip
 Resource = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$", max_length=100)]
 
 
@@ -509,6 +518,14 @@ def _one_of(key: str, value: str, known: Any) -> str | None:
     return f"{key}: '{value}' is unknown{hint}; known: {', '.join(sorted(known)) or 'none'}"
 
 
+def _slurm_fault(key: str, resource: str) -> str:
+    """The fault of a resource's name that Slurm's executor does not know. Prefixes are alike: what follows decides."""
+    known = {name.removeprefix("slurm_"): name for name in (*SLURM_OTHERS, *SLURM_NAMES)}
+    near = difflib.get_close_matches(resource.removeprefix("slurm_"), known, 1)
+    hint = f" (did you mean '{known[near[0]]}'?)" if near else ""
+    return f"{key}: '{resource}' is unknown{hint}; of slurm_… the executor has {', '.join(SLURM_NAMES)}"
+
+
 def _faults(config: Config):
     """Faults that span sections, one line each."""
     if Path("results") in map(Path, config.cross_stack.results):
@@ -520,6 +537,10 @@ def _faults(config: Config):
     for name, count in Counter(named).items():
         if count > 1:
             yield f"platform: '{name}' stands {count} times; each may stand once"
+    for name, platform in config.platforms.items():
+        for resource in platform.resources:
+            if resource.startswith("slurm_") and resource not in SLURM_NAMES:
+                yield _slurm_fault(f"platforms.{name}.resources", resource)
     if "auto" in config.platforms:
         yield "platforms.auto: 'auto' means that the host decides; give the platform another name"
     if config.environments["main"] != MAIN:

@@ -10,7 +10,8 @@ from __future__ import annotations
 import csv
 import json
 import math
-from collections import defaultdict
+import os
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,7 +70,7 @@ def side_of(row: Mapping[str, Any]) -> Side:
 
 @dataclass(frozen=True)
 class Source:
-    """The tables of one results folder: where they lie, the rows of results.csv as text, and summary.json."""
+    """The tables of one results folder: its name, the rows of results.csv as text, and summary.json."""
 
     name: str
     rows: Sequence[Mapping[str, str]]
@@ -130,7 +131,8 @@ class Comparison:
 def read_source(folder: Path) -> Source:
     """The tables in a results folder, made by this or an earlier version. Raises StepError where they are no tables.
 
-    Without a summary.json, as beside tables of an earlier version, the summary is empty.
+    Without a summary.json, as beside tables of an earlier version, the summary is empty. The name is the folder, seen
+    from the working folder where that is shorter.
     """
     table, about = folder / "results.csv", folder / "summary.json"
     try:
@@ -145,7 +147,7 @@ def read_source(folder: Path) -> Source:
         raise StepError(f"{table} has no column {', '.join(sorted(missing))}; bring the results.csv of a run")
     if about.is_file() and (fault := _fault(summary, rows)):
         raise StepError(f"{about} {fault}; bring it and results.csv from the same call, unchanged")
-    return Source(str(folder), rows, summary)
+    return Source(min(str(folder), os.path.relpath(folder), key=len), rows, summary)
 
 
 def _fault(summary: Any, rows: Sequence[Mapping[str, str]]) -> str | None:
@@ -180,7 +182,7 @@ def compare(sources: Sequence[Source], reference: str | None = None) -> Comparis
     chosen = next((side for side in sides if reference in (None, side.platform)), None)
     rows = [row for group in _roles(admitted) for row in _standing(*group, chosen)]
     if chosen is None or not any(row["ratio"] is not None for row in rows):
-        raise StepError(_nothing(known, refused))
+        raise StepError(_nothing(sources, runs, admitted, refused, chosen))
     return Comparison(rows, refused, sides, chosen, conflicts(sources))
 
 
@@ -251,7 +253,7 @@ def conflicts(sources: Sequence[Source]) -> list[str]:
     devices: dict[tuple[str, str], dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
     unnamed: dict[str, set[str]] = defaultdict(set)
     versions: dict[Side, dict[str, str]] = defaultdict(dict)
-    states: dict[str, dict[str, dict[str, str]]] = defaultdict(lambda: defaultdict(dict))
+    states: dict[str, list[tuple[str, Row]]] = defaultdict(list)  # by host name: folder and what it tells
     for source in sources:
         for row in source.rows:
             if row["device_uuid"]:
@@ -261,18 +263,18 @@ def conflicts(sources: Sequence[Source]) -> list[str]:
                 unnamed[row["host"]].add(row["sitting"])
         for host in source.hosts:
             versions[side_of(host)].setdefault(_versions(source, host["platform"]), source.name)
-            for name in FINGERPRINT:
-                if (reading := host["state"].get(name)) is not None:
-                    states[host["host"]][name].setdefault(_said(reading), source.name)
+            state = {name: _said(value) for name in FINGERPRINT if (value := host["state"].get(name)) is not None}
+            states[host["host"]].append((source.name, state))
     lines = []
     for name, held in states.items():
-        differing = [
-            f"{reading} {' and '.join(f'{value} ({where})' for value, where in values.items())}"
-            for reading, values in held.items()
-            if len(values) > 1
-        ]
-        if differing:
-            lines.append(f"The host name {name} stands for different machines: {'; '.join(differing)}")
+        values = {reading: {state[reading] for _, state in held if reading in state} for reading in FINGERPRINT}
+        folders: dict[str, list[str]] = defaultdict(list)  # by what tells machines apart
+        for folder, state in held:
+            telling = [f"{each} {state[each]}" for each in FINGERPRINT if len(values[each]) > 1 and each in state]
+            folders[", ".join(telling)].append(folder)
+        if any(folders):
+            machines = [f"{' and '.join(dict.fromkeys(where))} ({said})" for said, where in folders.items() if said]
+            lines.append(f"The host name {name} stands for different machines: {'; '.join(machines)}")
     for (name, device), uuids in devices.items():
         numbers = [number for told in uuids.values() for number in told]
         if len(uuids) > 1 and (len(set(numbers)) < len(numbers) or _said(None) in numbers):  # else GPUs of one host
@@ -467,10 +469,34 @@ def refusal(row: Mapping[str, Any]) -> str:
     return f"{where}: {row['field']} is {row['found']}, {row['expected']} on {row['against']} ({runs}); {row['remedy']}"
 
 
-def _nothing(sides: Sequence[Side], refused: Sequence[Row]) -> str:
-    """Why nothing can be compared."""
-    if not sides:
+def _nothing(
+    sources: Sequence[Source],
+    runs: Sequence[Run],
+    admitted: Sequence[Run],
+    refused: Sequence[Row],
+    reference: Side | None,
+) -> str:
+    """Why nothing can be compared. ``reference`` is what would be compared with; None where all of it was refused."""
+    known = list(dict.fromkeys(run.side for run in runs))
+    if not known:
         return "nothing to compare: name the folders of other hosts' results under cross_stack.results"
-    told = ", ".join(f"{side.platform} on {side.host}" for side in sides)
-    why = [f"  {refusal(row)}" for row in refused] or ["  no two of them have a rung of the same role and batch"]
-    return "\n".join([f"nothing can be compared; found were results of {told}:", *why])
+    if len(known) == 1:
+        named = Counter(source.name for source in sources if source.rows)
+        copies = [name for name in named if not any(run.source.name == name for run in runs)]
+        folders = " and ".join(f"{name}{' (named twice)' * (count > 1)}" for name, count in named.items())
+        again = f"; every run in {' and '.join(copies)} is in another of them too" if copies else ""
+        return (
+            f"nothing to compare: there are results of one device alone, {known[0].platform} on {known[0].host}, in "
+            f"{folders}{again}; name the folder of another one's results under cross_stack.results"
+        )
+    told = ", ".join(f"{side.platform} on {side.host}" for side in known)
+    why = [refusal(row) for row in refused]
+    why += [
+        f"{side.platform} on {side.host}: every run was throttled or contended; measure it again"
+        for side in known
+        if not _usable([run for run in runs if run.side == side])
+    ]
+    left = {run.side for run in _usable(admitted)}
+    if reference in left and len(left) > 1:
+        why.append(f"no other has a rung of the same model, batch and role as {reference.platform} on {reference.host}")
+    return "\n".join([f"nothing can be compared; found were results of {told}:", *(f"  {line}" for line in why)])

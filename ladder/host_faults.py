@@ -6,11 +6,13 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from ladder import devices, steps
+from ladder import devices, steps, telemetry
 from ladder.dependencies import code_hash
-from ladder.errors import ConfigError
+from ladder.errors import ConfigError, StepError
 from ladder.matrix import Engine, Matrix
 from ladder.stacks.registry import BUILT_IN
+
+KFD = Path("/dev/kfd")  # without it no process here reaches an AMD GPU
 
 
 def faults(matrix: Matrix) -> Iterator[str]:
@@ -29,6 +31,25 @@ def faults(matrix: Matrix) -> Iterator[str]:
         yield from _name_faults(matrix)
     for stack in sorted({rung.stack for ladder in matrix.ladders.values() for rung in ladder.rungs}):
         yield from _stack_faults(matrix, stack)
+
+
+def absent_devices(matrix: Matrix) -> dict[str, str]:
+    """Why nothing can be measured here, by platform: those whose GPU this host was to have and does not show.
+
+    Not a fault: any host can plan, some stacks build and audit without their GPU, and the other platforms go on.
+    """
+    found = {}
+    for platform in matrix.platforms:
+        device = matrix.device(platform)
+        if device == "cpu" or matrix.declaration(platform) or matrix.host(platform).get("gpu"):
+            continue
+        try:
+            telemetry.open_reader(device, next(iter(matrix.gpus(platform)), None))
+        except StepError as error:
+            found[platform] = str(error)
+            if device == "rocm" and not KFD.exists():
+                found[platform] = f"there is no {KFD}, which AMD's kernel driver makes"
+    return found
 
 
 def _undeclared(matrix: Matrix) -> Iterator[str]:

@@ -15,32 +15,51 @@ from ladder import tables, utilisation
 from ladder.errors import StepError
 from ladder.files import canonical_json, read_json, sha256
 from ladder.peaks import Datasheet, datasheet
+from ladder.step import UpstreamFailed
 
 DERIVED = (
     "median_ms", "mean_ms", "std_ms", "min_ms", "p90_ms", "p95_ms", "p99_ms", "latency_ips", *utilisation.COLUMNS
 )  # fmt: skip
 RECORDED = tuple(column for column in tables.RESULTS if column not in DERIVED)
 LADDER_KEY = ("platform", "model", "ladder")
+AGAIN = "its round is measured again by the next call, or once its files are deleted"
 
 Row = dict[str, Any]
 
 
 def read_round(path: Path) -> Row:
-    """One round's record and its path. Raises StepError where it is not whole."""
+    """One round's record and its path. Raises StepError where it is not whole or not of the round that it is named by.
+
+    Raises UpstreamFailed, with the failed record, where the round's job could not go on.
+    """
     try:
         record = read_json(path)
+        if record.get("status") == "failed":
+            raise UpstreamFailed({key: record[key] for key in ("stage", "permanent", "reason", "log")})
         missing = {
             key for key in ("rows", "failures", "details", "host_state", "warnings", "raw_sha256") if key not in record
         }
         missing |= {column for row in record["rows"] for column in RECORDED if column not in row}
         missing |= {column for row in record["failures"] for column in tables.FAILURES if column not in row}
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise StepError(f"{path}: not a round's record ({error!r}); delete it to repeat the round") from None
+        place = place_of(path)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise StepError(f"{path}: not a round's record ({error!r}); {AGAIN}") from None
     if missing:
-        raise StepError(f"{path}: a round's record without {', '.join(sorted(missing))}; delete it to repeat the round")
+        raise StepError(f"{path}: a round's record without {', '.join(sorted(missing))}; {AGAIN}")
     if not record["rows"] and not record["failures"]:
-        raise StepError(f"{path}: holds neither results nor failures; delete it to repeat the round")
+        raise StepError(f"{path}: holds neither results nor failures; {AGAIN}")
+    for row in (*record["rows"], *record["failures"]):
+        if (found := ladder_fields(row, "batch", "round")) != place:
+            told = ", ".join(map(str, found.values()))
+            raise StepError(f"{path}: holds another round than its name says, {told}; {AGAIN}")
     return record | {"path": path}
+
+
+def place_of(path: Path) -> Row:
+    """Platform, model, ladder, batch and round of a record's path, as ``ladder.matrix.Round`` makes it."""
+    platform, _, model, ladder, batch, number = path.with_suffix("").parts[-6:]
+    fields = {"platform": platform, "model": model, "ladder": ladder}
+    return {**fields, "batch": int(batch.removeprefix("b")), "round": int(number)}
 
 
 def lean(record: Row, seen: dict[str, Any]) -> Row:
@@ -110,13 +129,21 @@ def checked_latencies(record: Row) -> dict[str, np.ndarray]:
     try:
         found = sha256(raw)
     except OSError as error:
-        raise StepError(f"{raw}: cannot read raw latencies ({error}); delete the round's files to repeat it") from None
+        raise StepError(f"{raw}: cannot read raw latencies ({error}); {AGAIN}") from None
     if found != record["raw_sha256"]:
         raise StepError(
             f"{raw}: not the raw latencies that were measured (sha256 {found[:12]}, the round's record says "
-            f"{str(record['raw_sha256'])[:12]}); delete the round's files to measure it again"
+            f"{str(record['raw_sha256'])[:12]}); {AGAIN}"
         )
-    return read_latencies(raw)
+    latencies = read_latencies(raw)
+    for row in record["rows"]:
+        number = len(latencies.get(row["rung"], ()))
+        if number != row["iterations"] or not number:
+            raise StepError(
+                f"{record['path']}: rung '{row['rung']}' has {row['iterations']} timed iterations, but the Parquet "
+                f"beside it {number}; {AGAIN}"
+            )
+    return latencies
 
 
 def read_latencies(path: Path) -> dict[str, np.ndarray]:
@@ -127,7 +154,7 @@ def read_latencies(path: Path) -> dict[str, np.ndarray]:
         rungs = table.column("rung").combine_chunks().dictionary_encode()
         iteration, latency = (table.column(name).to_numpy() for name in ("iteration", "latency_ns"))
     except (OSError, pyarrow.ArrowException, KeyError) as error:
-        raise StepError(f"{path}: cannot read raw latencies ({error}); delete the round's files to repeat it") from None
+        raise StepError(f"{path}: cannot read raw latencies ({error}); {AGAIN}") from None
     codes = rungs.indices.to_numpy()
     order = np.lexsort((iteration, codes))
     bounds = np.searchsorted(codes[order], np.arange(len(rungs.dictionary) + 1))

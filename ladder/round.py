@@ -10,7 +10,6 @@ import json
 import os
 import platform
 import random
-import shutil
 import signal
 import subprocess
 import tempfile
@@ -28,7 +27,8 @@ import pyarrow.parquet as pq
 from ladder import dependencies, devices, fingerprint, out_of_memory, preflight, process, telemetry
 from ladder.errors import StepError
 from ladder.files import digest, read_json, replacing, sha256, write_json
-from ladder.step import attempts_path, id_path_of
+from ladder.round_files import finished, set_aside, taken_back, try_again
+from ladder.step import id_path_of
 from ladder.telemetry import raw as telemetry_raw
 from ladder.telemetry import sampler, summary
 from ladder.telemetry.base import Reader, Sample, counter_period_s
@@ -77,11 +77,11 @@ def measure_round(
     inputs = read_json(id_path_of(Path(spec["inputs"])))
     told = {name: u if u["failed"] is None else "failed" for name, u in upstream.items()}
     key = digest([spec, inputs.get("sha256"), told])
-    kept = _finished(output, raw, key)
+    kept = finished(output, raw, key)
     if kept is not None:
         return {**kept, "kept": True}
-    _set_aside(output, raw)
-    if (kept := _taken_back(output, raw, key)) is not None:
+    set_aside(output, raw)
+    if (kept := taken_back(output, raw, key)) is not None:
         return {**kept, "kept": True}
     unusable = fingerprint.difference(declared)
     sitting = os.environ.get("LADDER_SITTING", "by hand")
@@ -103,7 +103,7 @@ def measure_round(
             )
         except StepError as error:
             unusable = unusable or str(error)
-        if (kept := _finished(output, raw, key)) is not None:  # by a job of a killed call, which was waited for
+        if (kept := finished(output, raw, key)) is not None:  # by a job of a killed call, which was waited for
             return {**kept, "kept": True}
         if unusable:
             for rung in upstream.values():
@@ -172,8 +172,7 @@ def measure_round(
             "warnings": warnings,
         }
         if any(not failure["permanent"] and failure["stage"] == "run" for failure in failures):
-            with open(attempts_path(output), "a", encoding="utf-8") as stream:
-                stream.write(f"{sitting}\n")
+            try_again(output, sitting)
         write_json(output, record)
     return {**record, "kept": False}
 
@@ -198,61 +197,6 @@ def _artifact_sha256(rung: dict[str, Any], upstream: dict[str, Any]) -> str | No
     """Hash of what the rung ran from: its engine, else its ONNX file, else the weights of its module."""
     built = read_json(Path(rung["build"]))["sha256"]
     return built or upstream["engine"].get("onnx_sha256") or upstream["weights_sha256"]
-
-
-def _finished(output: Path, raw: Path, key: str) -> dict[str, Any] | None:
-    """The earlier record of this round, if it was measured under the same key and nothing is to be retried."""
-    if os.environ.get("LADDER_FORCE") or (record := _whole(output, raw)) is None:
-        return None
-    retry = any(failure["stage"] == "run" and not failure["permanent"] for failure in record["failures"])
-    return record if record["key"] == key and not retry else None
-
-
-def _whole(output: Path, raw: Path) -> dict[str, Any] | None:
-    """A record whose raw latencies are the ones it was written with; None for anything else."""
-    try:
-        record = read_json(output)
-        return record if record["raw_sha256"] == sha256(raw) else None
-    except (OSError, ValueError, KeyError):
-        return None
-
-
-def _aside(path: Path, key: str) -> Path:
-    return path.with_name(f"{path.stem}.{key[:12]}{path.suffix}")
-
-
-def _set_aside(output: Path, raw: Path) -> None:
-    """Keep measurements that the present configuration does not ask for; it may have a mistake in it."""
-    record = _whole(output, raw)
-    if record is not None and record["rows"]:
-        for path in filter(Path.exists, (output, raw, telemetry_raw.path_of(raw))):
-            _aside(path, record["key"]).unlink(missing_ok=True)  # its second name: renaming would leave both
-            os.replace(path, _aside(path, record["key"]))
-
-
-def keep_beside(output: Path, raw: Path) -> None:
-    """Give a measured round's files a second name, the one under which a later call takes it back.
-
-    Where a cluster loses a job between the end of its step and its own, Snakemake removes what it made.
-    """
-    record = read_json(output)
-    for path in filter(Path.exists, (telemetry_raw.path_of(raw), raw, output) if record["rows"] else ()):
-        with replacing(_aside(path, record["key"])) as temporary:
-            try:
-                os.link(path, temporary)
-            except OSError:  # a file system without links
-                shutil.copyfile(path, temporary)
-
-
-def _taken_back(output: Path, raw: Path, key: str) -> dict[str, Any] | None:
-    """The record that was set aside under this key, back under its own name."""
-    record = _finished(_aside(output, key), _aside(raw, key), key)
-    if record is not None:
-        for path in (telemetry_raw.path_of(raw), raw, output):  # the record last: once it is there the round is whole
-            path.unlink(missing_ok=True)
-            if _aside(path, key).exists():
-                os.replace(_aside(path, key), path)
-    return record
 
 
 def _run(spec: dict[str, Any], rung: dict[str, Any], uuid: str | None, log: Any) -> Run:

@@ -21,6 +21,7 @@ from ladder.dependencies import ROOT, code_hash
 from ladder.files import digest, sha256
 from ladder.matrix import Engine, Matrix, export_file
 from ladder.step import id_path_of
+from ladder.weights import label as weights_label
 
 # ---- environments ---------------------------------------------------------------------------------
 
@@ -334,6 +335,7 @@ def plan(matrix: Matrix, ladders: list[str]) -> dict[str, Any]:
                 "platform": ladder.platform,
                 "ladder": name,
                 "model": model,
+                "weights": _weights_told(matrix, model),
                 "batches": ladder.batches,
                 "rounds": ladder.rounds,
                 "settings": {b: round_spec(matrix, model, name, b)["settings"] for b in ladder.batches},
@@ -346,6 +348,12 @@ def plan(matrix: Matrix, ladders: list[str]) -> dict[str, Any]:
             for model in ladder.models
         ],
     }
+
+
+def _weights_told(matrix: Matrix, model: str) -> str | None:
+    """The label of a model's weights as far as its section tells: a file without a pin is known once it is there."""
+    spec = model_spec(matrix, model)
+    return weights_label(spec) if spec["weights"].keys() & {"seeded", "sha256"} else None
 
 
 def _protocol(matrix: Matrix) -> dict[str, Any]:

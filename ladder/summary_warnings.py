@@ -58,6 +58,10 @@ def find_warnings(
                 row = flagged[0]
                 text = f"{_named(row)} was {flag}; in round {row['round']}: {row[flag]}"
                 found.append(_warning("device", text, f"{len(flagged)} of {len(runs)} runs"))
+        watched = [row for row in results if row["device"] != "cpu"]
+        if unknown := [row for row in watched if row[flag] is None]:
+            text = f"whether the device was {flag} is not known: it did not tell, or was not looked at in time"
+            found.append(_warning("device", text, f"{len(unknown)} of {len(watched)} runs on a GPU"))
     for row in (audit["row"] for audit in audited):
         if row["verdict"] == "warn":
             found.append(_warning("audit", f"{row['model']}, {row['engine']}: {row['reason']}", "engine"))

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import logging
 import os
+import shlex
 import sys
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
+from subprocess import CalledProcessError
 from typing import Any
 
 import yaml
+from snakemake.cli import get_argument_parser
 from snakemake.logging import logger as snakemake_log
+from snakemake.shell import shell
 from snakemake_interface_logger_plugins.common import LogEvent
 
-from ladder import fingerprint, host_faults, locks, progress, shared_cache, specs, storage
+from ladder import environment, fingerprint, host_faults, locks, progress, shared_cache, specs, steps, storage
 from ladder.config import load
 from ladder.errors import ConfigError, StepError
 from ladder.files import write_json
@@ -24,6 +28,7 @@ from ladder.step import attempts_path
 
 CONFIG_COPY = STATE / "config.json"  # the configuration of the call, for the report's own
 STARTUP_SECONDS = 2.0  # a process, its imports, the opened engine and warm-up; measured on two cores: 1 to 3 s
+_ENDINGS = ("aggregate", "pages", "report", "check")  # rules that need no round to be there, only to be looked for
 HOST_SHARES = 100  # a round takes all, every other job one: nothing runs beside a measurement
 
 
@@ -34,6 +39,7 @@ def open_matrix(workflow: Any, config: dict[str, Any]) -> Matrix:
     """
     if not workflow.is_main_process and "LADDER_SITTING" not in os.environ:
         sys.exit("This job lacks the variables of its call; have the submit command hand them on, as sbatch does")
+    targets = _targets() if workflow.is_main_process else set()
     raw = dict(config)
     own = Path(workflow.basedir) / "config.yaml"
     try:
@@ -43,12 +49,16 @@ def open_matrix(workflow: Any, config: dict[str, Any]) -> Matrix:
         if repeated := [line for file in files for line in repeated_keys(Path(file))]:
             raise ConfigError(repeated)
         matrix = Matrix(load(raw), raw)
-        if not _declares(workflow) and (faults := list(host_faults.faults(matrix))):
+        if matrix.declarations and "fingerprint" in targets and (others := sorted(targets - {"fingerprint"})):
+            sys.exit(f"Call `snakemake fingerprint` alone: {', '.join(others)} is planned by what it finds")
+        # declarations may be missing where this call makes them, and in one job of a call that has looked
+        if workflow.is_main_process and targets != {"fingerprint"} and (faults := list(host_faults.faults(matrix))):
             raise ConfigError(faults)
     except ConfigError as error:
         sys.exit("The configuration is wrong; nothing was run.\n" + "\n".join(f"  {fault}" for fault in error.faults))
     if workflow.output_settings.dryrun and workflow.is_main_process:
         amount = progress.amount(*_amount(matrix, matrix.rounds()))
+        _warn_of_absent_devices(matrix, matrix.platforms)
         print(f"All ladders from nothing: {amount}. Still to do:", file=sys.stderr)
     if workflow.is_main_process:
         if forgotten(Path()):
@@ -59,9 +69,36 @@ def open_matrix(workflow: Any, config: dict[str, Any]) -> Matrix:
     return matrix
 
 
-def _declares(workflow: Any) -> bool:
-    """Whether declarations may be missing: the call makes them, or it is one job of a call that has looked."""
-    return not workflow.is_main_process or "fingerprint" in sys.argv[1:]  # the targets; Snakemake tells them later
+def _targets() -> set[str]:
+    """The targets of this call, which Snakemake tells the workflow only when it has read the Snakefile."""
+    return set(get_argument_parser().parse_known_args(sys.argv[1:])[0].targets)
+
+
+def _warn_of_absent_devices(matrix: Matrix, platforms: Iterable[str]) -> None:
+    """A line for each of these platforms that lacks its device here, while there is little to wait for yet."""
+    configured, ladders = matrix.config.platforms, matrix.config.ladders.values()
+    cpu = next((ladder.platform for ladder in ladders if configured[ladder.platform].device == "cpu"), None)
+    instead = f"to measure the CPU: PLATFORM={cpu} make bench, or --config platform={cpu}; " if cpu else ""
+    for platform, reason in host_faults.absent_devices(matrix).items():
+        if platform in platforms:
+            print(
+                f"Warning: platform {platform} cannot be measured on this host: {reason}. Its environments are "
+                f"installed and its engines tried all the same; what fails is a row of failures.csv. Instead, {instead}"
+                f"where a cluster has the GPU: platforms.{platform}.host: declared (docs/clusters.md)",
+                file=sys.stderr,
+            )
+
+
+def _announce_environments(names: Iterable[str], matrix: Matrix) -> None:
+    """A line for each environment that is installed first: its step is silent for minutes."""
+    for name in names:
+        kind, path = shlex.split(steps.environment_source(matrix, name))
+        if kind == "--lock" and Path(path).is_file():
+            print(
+                f"environment {name}: installing {environment.in_words(Path(path))} into .venvs/{name}, which may take "
+                f"minutes; logs/environment/{name}.log tells how far it is",
+                file=sys.stderr,
+            )
 
 
 FORGOTTEN = (
@@ -110,10 +147,13 @@ def begin(workflow: Any, matrix: Matrix) -> Any:
     if matrix.config.platform == "auto" and not matrix.declarations:
         (platform,) = matrix.platforms
         print(f"Platform {platform}: {fingerprint.in_words(matrix.host(platform))}", file=sys.stderr)
+    needed = list(workflow.dag.needrun_jobs())
+    _warn_of_absent_devices(matrix, {job.wildcards.platform for job in needed if hasattr(job.wildcards, "platform")})
+    _announce_environments((job.wildcards.environment for job in needed if job.rule.name == "environment"), matrix)
     specs.remove_others()  # the lock says that no other call is running here
     write_json(CONFIG_COPY, matrix.raw)
     records = [round.record for round in matrix.rounds()]
-    pending = [_round_of(job.wildcards) for job in workflow.dag.needrun_jobs() if job.rule.name == "round"]
+    pending = [_round_of(job.wildcards) for job in needed if job.rule.name == "round"]
     if _forces_rounds(workflow.dag_settings, records):
         os.environ["LADDER_FORCE"] = "1"  # a round asked for by name is measured again, whatever its key says
     progress.start(*_amount(matrix, pending))
@@ -134,9 +174,10 @@ def _begin_elsewhere(workflow: Any, matrix: Matrix) -> None:
     if not workflow.resource_scopes.is_local("host"):
         sys.exit("One round would keep the whole cluster waiting: add --set-resource-scopes host=local")
     if here := [platform for platform in matrix.platforms if platform not in matrix.declarations]:
+        say = ", ".join(f"platforms.{platform}.host: declared" for platform in here)
         sys.exit(
-            f"Jobs run on other hosts, but platforms.{here[0]} is this one: say platforms.{here[0]}.host: declared, "
-            "name the platform instead of auto, and call `snakemake fingerprint` first"
+            f"Jobs run on other hosts, but {', '.join(here)} would be this one (host: local): say {say}, name what you "
+            "mean under 'platform' (auto looks at this host), and call `snakemake fingerprint` first"
         )
     progress.relay()
 
@@ -177,6 +218,26 @@ def _silence_scheduler(workflow: Any) -> None:
     if not hasattr(scheduler, "job_rate_limiter"):
         sys.exit("This Snakemake has no scheduler.job_rate_limiter; use the version that envs/main.txt pins")
     scheduler.job_rate_limiter = None
+
+
+def make_held_back_tables(workflow: Any) -> None:
+    """At the end of a call in which jobs died: make tables and report, which wait for them, from what there is.
+
+    A job that dies without a word has no output, and Snakemake starts nothing that reads it.
+    """
+    dag, failed = workflow.dag, workflow.scheduler.failed
+    undone = [job for level in dag.toposorted() for job in level if dag.needrun(job) and not dag.finished(job)]
+    held_back = [job for job in undone if job.rule.name in _ENDINGS]
+    if failed and failed.isdisjoint(held_back):  # else the call was interrupted, or one of these died itself
+        for job in held_back:
+            workflow.persistence.started(job)  # and never finished: the next call makes them again
+            for file in job.products():
+                file.prepare()
+            try:
+                shell(job.shellcmd)
+            except CalledProcessError:  # its log says why, and this call ends badly anyway
+                if job.rule.name == "aggregate":
+                    return
 
 
 def read_yaml(path: Path) -> dict[str, Any]:

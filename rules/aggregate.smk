@@ -10,7 +10,7 @@ report: "../docs/captions/start.rst"
 
 rule aggregate:
     input:
-        rounds=lambda w: [round.record for round in matrix.rounds(ladders_of(w))],
+        rounds=lambda w: rounds_of(ladders_of(w)),
         audits=lambda w: [engine.audit for engine in matrix.engines_of(ladders_of(w))],
         graphs=lambda w: matrix.graphs_of(ladders_of(w)),
         peaks=lambda w: [peaks for platform in matrix.platforms if (peaks := matrix.peaks(platform))],

@@ -133,6 +133,11 @@ def round_inputs(wildcards):
     return [*inputs["identities"], *map(ancient, inputs["files"])]
 
 
+def rounds_of(ladders):
+    """The records of the rounds of ladders."""
+    return [round.record for round in matrix.rounds(ladders)]
+
+
 def ladders_of(wildcards):
     """The ladders of a scope: all, or those with a stack."""
     return matrix.ladders_with(wildcards.scope.rstrip("/")) if wildcards.scope else list(matrix.ladders)

@@ -23,4 +23,4 @@ rule cross_stack:
     shell:
         "$PYTHON $SCRIPTS/cross_stack.py --own results --results {input.results:q} {params.reference}"
         " --caption $SCRIPTS/../docs/captions/cross_stack.rst --output {output.table:q} --refused {output.refused:q}"
-        " --page {output.page:q}"
+        " --page {output.page:q} --log {log:q}"

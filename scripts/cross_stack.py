@@ -25,6 +25,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, required=True, help="the table (CSV)")
     parser.add_argument("--refused", type=Path, required=True, help="what is not in it, and why (CSV)")
     parser.add_argument("--page", type=Path, required=True, help="the page (HTML)")
+    parser.add_argument("--log", type=Path, required=True, help="what is said, kept where nothing can be compared too")
     arguments = parser.parse_args()
     own = [arguments.own] if (arguments.own / "results.csv").is_file() else []
     waiting = "cross_stack: waiting, another workflow of this host is measuring"
@@ -34,12 +35,14 @@ def main() -> None:
             found = compare(sources, arguments.reference)
             page = cross_stack_page(found, arguments.caption)
         except StepError as error:
-            sys.exit(str(error))
+            write_text(arguments.log, f"{error}\n")
+            sys.exit(f"{error}\nThis is kept in {arguments.log}")
         write_table(arguments.output, tables.CROSS_STACK, found.rows)
         write_table(arguments.refused, tables.CROSS_STACK_REFUSED, found.refused)
         write_text(arguments.page, page)
-    for line in [*found.notes, *map(refusal, found.refused)]:
-        print(line, file=sys.stderr)
+    said = "".join(f"{line}\n" for line in [*found.notes, *map(refusal, found.refused)])
+    write_text(arguments.log, said)
+    sys.stderr.write(said)
     print(f"Cross-stack: {arguments.page}, {arguments.output}", flush=True)
 
 

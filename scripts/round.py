@@ -2,12 +2,16 @@
 
 import argparse
 import time
+from contextlib import redirect_stderr
 from pathlib import Path
+from typing import Any
 
 import _repository  # noqa: F401
 
 from ladder import progress
-from ladder.round import keep_beside, measure_round
+from ladder.files import read_json
+from ladder.round import measure_round
+from ladder.round_files import give_up, keep_beside
 from ladder.step import json_file
 
 
@@ -28,8 +32,19 @@ def main() -> None:
     parser.add_argument("--host", type=Path, help="declaration of the host that the round is to run on")
     parser.add_argument("--gpus", nargs="+", default=[], help="that it may run on, best first, by number or UUID")
     args = parser.parse_args()
-    spec, start = {**args.spec, "round": args.round}, time.monotonic()
+    spec = {**args.spec, "round": args.round}
     what = f"{spec['model']['name']} · {spec['ladder']} · batch {spec['batch']} · round {spec['round']}"
+    try:
+        _measure(spec, what, args)
+    except Exception as error:  # a round that cannot be measured holds back no table
+        args.log.parent.mkdir(parents=True, exist_ok=True)
+        with open(args.log, "a", encoding="utf-8") as log, redirect_stderr(log):
+            give_up(args.output, args.raw, args.log, error)
+        progress.say(f"{what}: no result: {read_json(args.output)['reason']}")
+
+
+def _measure(spec: dict[str, Any], what: str, args: argparse.Namespace) -> None:
+    start = time.monotonic()
 
     def say(line: str) -> None:
         progress.say(f"{what} · {line}")

@@ -11,12 +11,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import synthetic
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ladder import tables
 from ladder.aggregate import aggregate, planned_files
 from ladder.errors import StepError
-from ladder.files import read_json, sha256, write_json
+from ladder.files import read_json, write_json
 from ladder.records import device_of, read_latencies
+from ladder.report.text import saturation_point
 from ladder.summary import saturation
 from ladder.summary_warnings import _ranged, find_warnings
 
@@ -47,17 +50,6 @@ def table(folder: Path, name: str) -> list[dict[str, str]]:
 
 def change(path: Path, **keys) -> None:
     write_json(path, read_json(path) | keys)
-
-
-def copy_round(path: Path, destination: Path) -> None:
-    for suffix in (".json", ".parquet"):
-        shutil.copy(path.with_suffix(suffix), destination.with_suffix(suffix))
-
-
-def respoil(path: Path, parts: list) -> None:
-    """Other raw latencies, and a record that calls them its own."""
-    synthetic.write_raw(path.with_suffix(".parquet"), parts)
-    change(path, raw_sha256=sha256(path.with_suffix(".parquet")))
 
 
 def test_tables_have_their_columns_and_one_row_a_run(run):
@@ -136,32 +128,6 @@ def test_a_round_without_any_result_has_an_empty_raw_file(tmp_path):
     assert read_latencies(tmp_path / "raw.parquet") == {}
 
 
-@pytest.mark.parametrize(
-    ("spoil", "said"),
-    [
-        (lambda path: path.write_text('{"rows": ['), "not a round's record"),
-        (
-            lambda path: write_json(path, {"rows": [], "failures": []}),
-            "without details, host_state, raw_sha256, warnings",
-        ),
-        (lambda path: change(path, rows=[], failures=[]), "neither results nor failures"),
-        (lambda path: path.with_suffix(".parquet").write_bytes(b"PAR1"), "not the raw latencies that were measured"),
-        (lambda path: change(path, raw_sha256=None), "delete the round's files to measure it again"),
-        (lambda path: path.with_suffix(".parquet").unlink(), "cannot read raw latencies"),
-        (lambda path: respoil(path, []), "has 30 timed iterations"),
-        (lambda path: change(path, rows=[{"rung": "x"}]), "without activations_mb"),
-        (lambda path: copy_round(path.with_name("2.json"), path), "a second result of"),
-    ],
-)
-def test_a_file_that_cannot_be_trusted_is_named_and_no_table_is_written(run, spoil, said):
-    plan, rounds, audits, out = run
-    spoil(rounds[0])
-    with pytest.raises(StepError, match=said) as error:
-        aggregate(plan, rounds, audits, out)
-    assert "b1" in str(error.value)
-    assert not out.exists()
-
-
 def test_an_audit_that_cannot_be_trusted_is_named(run):
     plan, rounds, audits, out = run
     audits[0].write_text("")
@@ -188,16 +154,6 @@ def test_a_round_of_another_plan_is_refused(run):
         aggregate({"ladders": [SMALL | {"ladder": "other"}]}, rounds, audits, out)
 
 
-def test_latencies_that_were_edited_are_refused(run):
-    plan, rounds, audits, out = run
-    raw = rounds[5].with_suffix(".parquet")
-    faster = [(rung, ns // 2 if rung == "openvino-int8" else ns) for rung, ns in read_latencies(raw).items()]
-    synthetic.write_raw(raw, faster)
-    with pytest.raises(StepError, match="not the raw latencies that were measured.*delete the round's files") as error:
-        aggregate(plan, rounds, audits, out)
-    assert str(raw) in str(error.value) and not out.exists()
-
-
 def test_a_round_measured_with_other_settings_is_a_failure_and_in_no_other_table(run):
     plan, rounds, audits, out = run
     change(rounds[0], settings="34" * 32)
@@ -208,7 +164,7 @@ def test_a_round_measured_with_other_settings_is_a_failure_and_in_no_other_table
     summary = aggregate(plan, rounds, audits, out)
     assert {(r["batch"], r["round"]) for r in table(out, "failures.csv")} == {("1", "1"), ("4", "2")}
     for row in table(out, "failures.csv"):
-        assert (row["rung"], row["stage"], row["permanent"]) == ("", "run", "false")
+        assert (row["rung"], row["stage"], row["permanent"]) == ("", "round", "false")
         assert "with other settings than the configuration's; `snakemake -R round` measures again" in row["reason"]
     kept = {(r["batch"], r["round"]) for r in table(out, "results.csv")}
     assert len(kept) == 14 and not kept & {("1", "1"), ("4", "2")}
@@ -279,7 +235,7 @@ def test_what_was_planned_and_is_nowhere_is_a_failure(run):
     aggregate(plan, rounds, audits, out)
     by_rung = {row["rung"]: row for row in table(out, "failures.csv")}
     assert by_rung["pytorch-fp32"]["round"] == "1" and "does not mention" in by_rung["pytorch-fp32"]["reason"]
-    assert by_rung[""]["batch"] == "4" and by_rung[""]["reason"] == "1 of 8 planned rounds have no file"
+    assert by_rung[""]["batch"] == "4" and "1 of 8 planned rounds have no file (8)" in by_rung[""]["reason"]
 
 
 def test_a_run_without_any_result_still_gives_all_tables(run):
@@ -291,12 +247,20 @@ def test_a_run_without_any_result_still_gives_all_tables(run):
     summary = aggregate(plan, rounds, audits, out)
     assert len(table(out, "failures.csv")) == 2 * 5
     assert {row["verdict"] for row in table(out, "ladder.csv")} == {"too few rounds"}
-    assert "not known: nothing was measured" in (out / "ladder.md").read_text()
     assert summary["measured"]["first"] is None
+    # the audits know the weights, else the model's section may; nobody else does
+    assert summary["weights"] == {"yolo11n": "seeded(0)"}
+    told = [plan, plan | {"ladders": [ladder | {"weights": "seeded(7)"} for ladder in plan["ladders"]]}]
+    lines = []
+    for each in told:
+        aggregate(each, rounds, [], out)
+        lines.append((out / "ladder.md").read_text().splitlines()[0])
+    assert "weights not known: nothing was built or measured" in lines[0] and "weights seeded(7): random" in lines[1]
 
 
-def point(batch, ips, rung="r"):
-    return {"platform": "p", "model": "m", "ladder": "l", "rung": rung, "batch": batch, "median_ips": ips}
+def point(batch, rounds):
+    ends = {"rounds": len(rounds), "median_ips": np.median(rounds), "min_ips": min(rounds), "max_ips": max(rounds)}
+    return {"platform": "p", "model": "m", "ladder": "l", "rung": "r", "batch": batch, **ends}
 
 
 @pytest.mark.parametrize(
@@ -312,9 +276,60 @@ def point(batch, ips, rung="r"):
     ],
 )
 def test_saturation_is_the_smallest_batch_at_95_percent_if_a_larger_one_was_measured(ips, batch):
-    (mark,) = saturation([point(b, value) for b, value in ips.items()])
+    (mark,) = saturation([point(b, [value] * 6) for b, value in ips.items()])
     assert mark["batch"] == batch
     assert (mark["highest_ips"], mark["largest_batch"]) == (max(ips.values()), max(ips))
+    assert mark["lowest_batch"] == mark["highest_batch"] == batch or batch is None  # without noise
+
+
+@pytest.mark.parametrize(
+    ("ips", "batch", "lowest", "highest", "words"),
+    [
+        ({1: (10, 11), 2: (38, 42), 4: (39, 41), 8: (36, 44)}, 2, 2, 8, "batch 2; noise leaves 2 to beyond 8"),
+        ({1: (10, 11), 2: (35, 38), 4: (39.5, 41), 8: (39.5, 41)}, 4, 2, 4, "batch 4; noise leaves 2 to 4"),
+        ({1: (10, 11), 2: (30, 40), 4: (39, 41)}, None, 2, 4, "not reached up to batch 4; noise leaves 2 to beyond 4"),
+        ({1: (10, 11), 2: (20, 22), 4: (39, 41)}, None, 4, 4, "not reached up to batch 4"),
+        ({4: (39, 41)}, None, 4, 4, "not known: only batch 4 was measured"),
+    ],
+)
+def test_noise_leaves_several_saturation_points(ips, batch, lowest, highest, words):
+    (mark,) = saturation([point(b, np.linspace(*ends, 6)) for b, ends in ips.items()])
+    assert (mark["batch"], mark["lowest_batch"], mark["highest_batch"]) == (batch, lowest, highest)
+    assert saturation_point(mark) == words
+
+
+def test_too_few_rounds_tell_no_batches_apart():
+    (mark,) = saturation([point(b, [ips] * 5) for b, ips in {1: 10, 2: 40, 4: 40}.items()])
+    assert (mark["lowest_batch"], mark["batch"], mark["highest_batch"]) == (1, 2, 4)
+
+
+@given(st.lists(st.lists(st.floats(1, 100), min_size=1, max_size=9), min_size=1, max_size=5))
+def test_what_noise_leaves_holds_the_saturation_point(rounds):
+    (mark,) = saturation([point(2**index, held) for index, held in enumerate(rounds)])
+    reached = mark["batch"] or mark["largest_batch"]
+    assert 1 <= mark["lowest_batch"] <= reached <= mark["highest_batch"] <= mark["largest_batch"]
+
+
+def test_a_saturation_point_that_noise_does_not_leave_is_rare():
+    """The third batch saturates: 97 % of the fourth one's throughput, the second 93 %. No number here was measured."""
+    rng = np.random.default_rng(1)
+    wrong = 0
+    for _ in range(2000):
+        ips = [value * rng.lognormal(0, 0.03, 6) for value in (50, 93, 97, 100)]
+        (mark,) = saturation([point(2**index, held) for index, held in enumerate(ips)])
+        wrong += not mark["lowest_batch"] <= 4 <= mark["highest_batch"]
+    assert wrong <= 20
+
+
+def test_flags_that_a_gpu_did_not_tell_are_warned_of(run):
+    plan, rounds, audits, out = run
+    for path in rounds[:2]:
+        rows = [row | {"device": "cuda", "throttled": "none", "contended": None} for row in read_json(path)["rows"]]
+        change(path, rows=rows)
+    found = [w for w in aggregate(plan, rounds, audits, out)["warnings"] if w["kind"] == "device"]
+    assert [(w["warning"].partition(":")[0], w["scope"]) for w in found] == [
+        ("whether the device was contended is not known", "10 of 10 runs on a GPU")
+    ]
 
 
 def test_warnings_that_differ_in_figures_only_are_one(run):
@@ -521,7 +536,7 @@ def test_the_script_finds_the_planned_files_by_itself(run):
         (
             "aggregate",
             ["--plan", "plan.json"],
-            r"tables: not made: \S+/b1/1.parquet: not the raw latencies .*delete .*",
+            r"tables: not made: \S+/audit/\S+.json: not an audit .*delete .*",
         ),
         ("pages", ["--results", "nowhere", "--captions", "."], "pages: not made: nowhere/.* is missing; .*"),
         ("documents", ["--document", "gpu-bench", "--results", "nowhere"], "documents: not made: nowhere/.*"),
@@ -529,7 +544,7 @@ def test_the_script_finds_the_planned_files_by_itself(run):
 )
 def test_a_file_that_cannot_be_trusted_is_one_sentence_on_the_terminal_and_in_the_log(run, script, arguments, said):
     plan, rounds, audits, out = run
-    rounds[0].with_suffix(".parquet").write_bytes(b"PAR1")
+    audits[0].write_text("")
     write_json(out.parent / "plan.json", plan)
     command = [sys.executable, str(Path(__file__).parents[1] / f"scripts/{script}.py"), *arguments]
     done = subprocess.run([*command, "--output-dir", str(out)], cwd=out.parent, capture_output=True, text=True)

@@ -86,6 +86,18 @@ def test_presets_are_valid_alone_and_cut_short(preset):
         (lambda r: ladder(r).update(steps=["compilation"]), ["1 bare causes for 5 rungs", "4 here"]),
         (lambda r: r["platforms"]["cpu"].update(threads=0), ["platforms.cpu.threads", "0"]),
         (
+            lambda r: r["platforms"]["cpu"].update(resources={"slurm_partiton": "gpu"}),
+            ["platforms.cpu.resources", "'slurm_partiton' is unknown (did you mean 'slurm_partition'?)"],
+        ),
+        (
+            lambda r: r["platforms"]["cpu"].update(resources={"slurm_qos": "high"}),
+            ["'slurm_qos' is unknown (did you mean 'qos'?)"],
+        ),
+        (
+            lambda r: r["platforms"]["cpu"].update(resources={"slurm_reservation": "mine"}),
+            ["'slurm_reservation' is unknown; of slurm_… the executor has slurm_account, "],
+        ),
+        (
             lambda r: r["models"]["yolo11n"].update(
                 source="onnx", architecture=None, weights={"path": "m.onnx"}, axes={"n": "batch"}
             ),
@@ -171,6 +183,12 @@ def test_one_line_names_key_value_and_what_is_allowed(change, expected):
     lines = [line for line in faults(change) if all(part in line for part in expected)]
     assert len(lines) == 1, faults(change)
     assert "\n" not in lines[0]
+
+
+def test_resources_of_other_schedulers_have_any_name():
+    raw = copy.deepcopy(DEFAULT)
+    raw["platforms"]["cpu"]["resources"] = {"queue": "gpu", "slurmy": 1}
+    config.load(raw)
 
 
 def test_a_whole_number_is_taken_where_a_fraction_may_be():

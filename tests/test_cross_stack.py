@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -270,8 +271,16 @@ def test_the_rest_is_made():
 def test_nothing_to_compare_ends_in_one_clear_error(tmp_path):
     with pytest.raises(StepError, match="name the folders of other hosts"):
         compare([])
-    with pytest.raises(StepError, match="no two of them have a rung of the same role and batch"):
+    with pytest.raises(StepError, match="results of one device alone, cpu on cpu-host, in cpu; name the folder"):
         compare([source("cpu")])
+    with pytest.raises(StepError, match=r"alone, cpu on cpu-host, in cpu \(named twice\); name"):
+        compare([source("cpu"), source("cpu")])
+    with pytest.raises(StepError, match="in cpu and copy; every run in copy is in another of them too; name"):
+        compare([source("cpu", name="cpu"), source("cpu", name="copy", protocol=None)])
+    with pytest.raises(StepError, match="no other has a rung of the same model, batch and role as cpu on cpu-host"):
+        compare([source("cpu"), source("gpu", batch=2)])
+    with pytest.raises(StepError, match="gpu on gpu-host: every run was throttled or contended; measure it again"):
+        compare([source("cpu"), source("gpu", throttled="power cap")])
     with pytest.raises(StepError, match="no result of platform 'tpu'; there are: cpu"):
         compare([source("cpu")], reference="tpu")
     with pytest.raises(StepError, match="bring its results.csv and summary.json"):
@@ -396,11 +405,26 @@ def test_a_host_name_of_two_machines_is_told():
     assert conflicts([first, first]) == []
     (line,) = conflicts([first, second])
     assert line == (
-        "The host name vm stands for different machines: processor cpu processor (cpu) and gpu processor (gpu)"
+        "The host name vm stands for different machines: cpu (processor cpu processor); gpu (processor gpu processor)"
     )
-    booted = source("cpu", host="vm", device_uuid="cpu-later")
-    (line,) = conflicts([first, booted])
-    assert line.endswith("(a CPU's id changes when its host boots): cpu-later, cpu-uuid")
+    first.summary["hosts"][0]["state"]["machine"] = "x86_64"  # which the other does not tell
+    second.summary["hosts"][0]["state"]["kernel"] = "6.2"
+    again = source("gpu", host="vm", name="again")
+    (line,) = conflicts([first, second, again, second])
+    assert line.partition("machines: ")[2] == (
+        "cpu (processor cpu processor, kernel 6.1); gpu (processor gpu processor, kernel 6.2); "
+        "again (processor gpu processor, kernel 6.1)"
+    )
+
+
+def test_a_folder_is_named_as_seen_from_the_working_folder_where_that_is_shorter(tmp_path, monkeypatch):
+    write(tmp_path / "results" / "gpu", source("gpu"))
+    monkeypatch.chdir(tmp_path)
+    assert read_source(tmp_path / "results" / "gpu").name == "results/gpu"
+    deep = tmp_path.joinpath(*["d"] * len(str(tmp_path)))
+    deep.mkdir(parents=True)
+    monkeypatch.chdir(deep)
+    assert read_source(tmp_path / "results" / "gpu").name == str(tmp_path / "results" / "gpu")
 
 
 def test_two_gpus_of_one_host_are_no_conflict_unless_both_are_its_first():
@@ -446,6 +470,23 @@ def test_the_page_shows_every_platform_and_every_refusal():
         assert "<svg" in vl_convert.vegalite_to_svg(spec | {"width": 400})
 
 
+@pytest.mark.skipif(not shutil.which("chromium"), reason="needs chromium")
+def test_the_page_is_never_wider_than_its_window(tmp_path):
+    brought = [source("cpu"), source("gpu", options='{"mode": "max-autotune"}')]
+    (tmp_path / "page.html").write_text(cross_stack_page(compare(brought), CAPTION), encoding="utf-8")
+    widths = (1400, 1200, 1001, 800, 701, 390)
+    frames = "".join(f'<iframe src="page.html" style="width:{width}px; border:0"></iframe>' for width in widths)
+    over = "({innerWidth, document: {documentElement: page}}) => [innerWidth, page.scrollWidth - page.clientWidth]"
+    script = f"<script>onload = () => document.title = JSON.stringify(Array.from(frames, {over}))</script>"
+    (tmp_path / "frames.html").write_text(f"<!DOCTYPE html><title></title>{frames}{script}")
+    flags = "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking"
+    flags += " --disable-component-update --disable-sync --allow-file-access-from-files --virtual-time-budget=30000"
+    address = (tmp_path / "frames.html").as_uri()
+    command = ["chromium", *flags.split(), "--dump-dom", f"--user-data-dir={tmp_path / 'profile'}", address]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert json.loads(re.search("<title>(.*?)</title>", done.stdout)[1]) == [[width, 0] for width in widths]
+
+
 def test_shares_of_different_kinds_of_peaks_say_so():
     same = [source(name, peak_source="measured") for name in ("cpu", "gpu")]
     other = source("gpu", peak_source="datasheet")
@@ -468,7 +509,7 @@ def write(folder: Path, held: Source) -> Path:
 def test_the_script_makes_tables_and_page_or_says_why_not(tmp_path):
     script = REPOSITORY / "scripts" / "cross_stack.py"
     tables_of = [write(tmp_path / name, source(name)) for name in ("cpu", "gpu")]
-    outputs = ["--output", "a.csv", "--refused", "b.csv", "--page", "c.html", "--caption", CAPTION]
+    outputs = ["--output", "a.csv", "--refused", "b.csv", "--page", "c.html", "--caption", CAPTION, "--log", "d.log"]
 
     def call(*results):
         command = [sys.executable, script, "--own", tmp_path / "none", "--results", *results, *outputs]
@@ -484,7 +525,13 @@ def test_the_script_makes_tables_and_page_or_says_why_not(tmp_path):
     assert (tmp_path / "b.csv").read_text() == ",".join(tables.CROSS_STACK_REFUSED) + "\n"
     assert (tmp_path / "c.html").stat().st_size > 10_000
     alone = call(tables_of[0])
-    assert alone.returncode == 1 and alone.stderr.startswith("nothing can be compared; found were results of cpu on")
+    assert alone.returncode == 1 and alone.stderr.startswith(
+        "nothing to compare: there are results of one device alone"
+    )
+    other = call(tables_of[0], write(tmp_path / "other", source("gpu", fp32_onnx_sha256="ef" * 32)))
+    said, _, where = other.stderr.strip().rpartition("\n")
+    assert other.returncode == 1 and where == "This is kept in d.log"
+    assert (tmp_path / "d.log").read_text() == said + "\n" and f"fp32_onnx_sha256 is {'ef' * 32}" in said
     (tmp_path / "gpu" / "summary.json").write_text(json.dumps(source("gpu", rounds=1).summary))
     assert "tells of other runs than results.csv beside it: runs 5, not 40" in call(*tables_of).stderr
 

@@ -13,8 +13,8 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ladder import config, environment, fingerprint, host_faults, steps
-from ladder.errors import ConfigError
+from ladder import config, environment, fingerprint, host_faults, steps, telemetry
+from ladder.errors import ConfigError, StepError
 from ladder.matrix import Matrix
 from ladder.workflow import expected_seconds
 
@@ -289,6 +289,41 @@ def test_an_interpreter_that_does_not_run_has_no_state():
     assert steps.environment_packages(plan, "mine") == steps.environment_packages(plan, "main") == ""
 
 
+def test_a_lock_file_in_words_says_how_much_and_where_from_and_no_password(tmp_path):
+    lock = tmp_path / "lock.txt"
+    lock.write_text(
+        "# by hand\n--extra-index-url https://me:secret@wheels.example/rocm\n\nnumpy==2.4.6\nonnx==1.22.0\n"
+    )
+    assert environment.in_words(lock) == f"2 packages of {lock} from pip's package index and wheels.example"
+
+
+BROKEN = (
+    "WARNING: Retrying (Retry(total=0, connect=None)) after connection broken by 'NewConnectionError('<urllib3.HTTPS "
+    "object at 0x7f>: Failed to establish a new connection: [Errno -2] Name or service not known')': /simple/numpy/"
+)
+NONE = "ERROR: Could not find a version that satisfies the requirement numpy==2.4.6 (from versions: none)"
+END = "ERROR: No matching distribution found for numpy==2.4.6"
+
+
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [
+        (
+            [BROKEN, NONE, END],
+            "a package index could not be reached (https://pypi.org/simple): NewConnectionError('Failed",
+        ),
+        (["Looking in indexes: https://mine/simple", BROKEN, "ERROR: ResolutionImpossible"], "(https://mine/simple): "),
+        ([NONE, END], "no package index gave pip any version, as where none can be reached. pip ended in: No matching"),
+        ([NONE.replace("none", "1.0, 2.0"), END], "No matching distribution found for numpy==2.4.6"),
+        (["ERROR: [Errno 28] No space left on device"], "[Errno 28] No space left on device"),
+        (["Killed"], "it gave no reason"),
+    ],
+)
+def test_a_failure_of_pip_names_an_index_that_could_not_be_reached(said, reason):
+    told = environment.failure_of(said)
+    assert reason in told and ("could not be reached" in told) == (BROKEN in said) and "0x7f" not in told
+
+
 def test_a_misspelt_package_of_the_users_own_stack_is_named():
     def change(raw):
         raw["stacks"] = {"mine": {"module": __file__, "device": "cpu", "api": "m", "compiler": "m"}}
@@ -297,6 +332,26 @@ def test_a_misspelt_package_of_the_users_own_stack_is_named():
 
     (line,) = host_faults.faults(matrix(change))
     assert line.startswith("stacks.mine.packages: 'nunpy' is not installed")
+
+
+@pytest.mark.parametrize(("device", "part"), [("cuda", "NVIDIA"), ("rocm", "/dev/kfd")])
+def test_a_gpu_that_is_not_here_is_told_and_is_no_fault(monkeypatch, tmp_path, device, part):
+    def gone(device, name=None):
+        raise StepError(f"no {'NVIDIA driver' if device == 'cuda' else 'amdsmi'}")
+
+    monkeypatch.setattr(telemetry, "open_reader", gone)
+    monkeypatch.setattr(host_faults, "KFD", tmp_path / "dev/kfd")
+    name = "nvidia" if device == "cuda" else "amd"
+    plan = matrix(lambda raw: raw.update(platform=["cpu", name]))
+    assert list(host_faults.faults(plan)) == []
+    assert {platform: part in reason for platform, reason in host_faults.absent_devices(plan).items()} == {name: True}
+    declared = matrix(lambda raw: raw.update(platform=name) or raw["platforms"][name].update(host="declared"))
+    assert host_faults.absent_devices(declared) == {}
+
+
+def test_a_gpu_that_is_here_is_not_warned_of(monkeypatch):
+    monkeypatch.setattr(fingerprint, "host", lambda device, gpu=None: HOST | {"gpu": {"name": "H200"}})
+    assert host_faults.absent_devices(matrix(lambda raw: raw.update(platform=["cpu", "nvidia", "amd"]))) == {}
 
 
 def test_the_default_lacks_nothing():

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import plugin_folder
@@ -10,6 +13,7 @@ import yaml
 from snakemake.resources import ResourceScopes
 from workflow_run import ROOT, Workflow, identity_config
 
+from ladder.config import SLURM_NAMES, SLURM_OTHERS
 from ladder.workflow import HOST_SHARES, begin, open_matrix
 
 # kubernetes: a folder stands for the bucket that the profile names, which is not looked into for a plan
@@ -50,6 +54,23 @@ def test_every_profile_limits_the_host_and_goes_on_after_a_failure(name):
 def on_another_host(folder):
     """A ladder whose platform is declared by another host."""
     return identity_config(folder, {"known": {}}) | {"platforms": {"cpu": {"device": "cpu", "host": "declared"}}}
+
+
+def test_the_known_names_of_slurm_are_those_that_its_plugin_reads():
+    """Of the version that envs/cluster.txt pins: one that it gains must not be called a fault."""
+    plugin_folder.require("cluster", PLANNED["slurm"][0])
+    sources = [*(Path(sys.prefix) / "cluster").glob("snakemake_executor_plugin_slurm*/*.py")]
+    words = set(re.findall(r"[a-z_]+", " ".join(path.read_text() for path in sources)))
+    read = r"""resources(?:\.get\(|\[|\.)\s*["']?(slurm_[a-z_]+)"""
+    used = {name for path in sources for name in re.findall(read, path.read_text())}
+    assert len(used) >= 4 and used <= set(SLURM_NAMES)
+    documented_only = {"slurm_requeue"}
+    assert {*SLURM_NAMES, *SLURM_OTHERS} - documented_only <= words
+
+
+def test_a_host_is_declared_before_anything_else_is_planned(tmp_path):
+    said = Workflow(ROOT, tmp_path).call(on_another_host(tmp_path), "-n", "audit", "fingerprint").must(1).text
+    assert "Call `snakemake fingerprint` alone: audit is planned by what it finds" in said and "Traceback" not in said
 
 
 def test_a_rejected_submission_says_why(tmp_path):

@@ -23,11 +23,22 @@ from ladder.aggregate import aggregate
 from ladder.errors import StepError
 from ladder.files import read_json, write_json
 from ladder.report import figures
-from ladder.report.build import SECTIONS, _untimed, build
+from ladder.report.build import SECTIONS, _clocks, _untimed, _value, build
 from ladder.report.console import ladder_text
 from ladder.report.page import Block, Column, Figure, page, table
 from ladder.report.read import read_table
-from ladder.report.text import audit_notes, gain, gain_ms, interactions, number, ran_in, releases, shown, weights_note
+from ladder.report.text import (
+    audit_notes,
+    gain,
+    gain_ms,
+    interactions,
+    number,
+    peaks_note,
+    ran_in,
+    releases,
+    shown,
+    weights_note,
+)
 
 REPOSITORY = Path(__file__).parents[1]
 CAPTIONS = REPOSITORY / "docs" / "captions"
@@ -423,6 +434,32 @@ def test_weights_are_labelled():
     assert weights_note("seeded(0)") == "seeded(0): random weights, timing only"
     assert weights_note("pretrained sha256:f37072fd") == "pretrained sha256:f37072fd"
     assert "not known" in weights_note(None)
+
+
+def test_a_gpus_clocks_are_told_by_rung_and_batch():
+    ends = [f"{what}_{end}" for what in ("temperature", "sm_clock", "memory_clock") for end in ("start", "end")]
+    keys = [end + ("_c" if end.startswith("t") else "_mhz") for end in ends]
+    readings = {1: ("38", "40", "1980", "1980", "3201", ""), 2: ("37", "", "1980", "1965", "3201", "3201")}
+    rows = [{"rung": "a", "batch": "8"} | dict(zip(keys, each, strict=True)) for each in readings.values()]
+    cells = re.findall(r"<td [^>]*>([^<]*)</td>", _clocks(rows, "").replace("\u00a0", " "))
+    assert cells == ["a", "8", "37 to 40", "1965 to 1980", "3201"]
+
+
+def test_a_gpu_without_a_name_has_peaks_of_its_own():
+    measured = {"tflops": {"fp32": 40.0}, "bandwidth_gb_s": 4000.0}
+    told = peaks_note({"device": None, "measured": measured, "datasheet": None})
+    assert told == "Peaks of a GPU that tells no name, measured: fp32 40.0 TFLOPS, memory 4,000 GB/s"
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (None, ""), ([], "none"), ([None, "a"], "unreadable, a"), (True, "yes"), ({"min": 1, "max": 2}, "1 to 2"),
+        ([[1, 3, 640], [8, 3, 640]], "[1, 3, 640], [8, 3, 640]"),
+    ],
+)  # fmt: skip
+def test_a_reading_is_told_as_it_is(value, text):
+    assert _value(value) == text
 
 
 def test_scripts_write_the_pages_and_show_the_ladder(report, tmp_path):

@@ -16,7 +16,7 @@ import psutil
 import pyarrow.parquet as pq
 import pytest
 
-from ladder import fingerprint, locks, out_of_memory, round
+from ladder import fingerprint, locks, out_of_memory, round, round_files
 from ladder.files import read_json, sha256, write_json
 from ladder.step import attempts_path
 
@@ -188,7 +188,7 @@ def test_a_round_of_another_configuration_is_set_aside_and_taken_back(spec, meas
 def test_a_round_that_the_workflow_removed_with_its_lost_job_is_taken_back(spec, measured, tmp_path):
     first = measured(spec)
     for _ in range(2):  # a job that is tried again does it again
-        round.keep_beside(tmp_path / "1.json", tmp_path / "1.parquet")
+        round_files.keep_beside(tmp_path / "1.json", tmp_path / "1.parquet")
     assert not list(tmp_path.glob(".1.*"))
     for name in ("1.json", "1.parquet"):
         (tmp_path / name).unlink()
@@ -199,8 +199,8 @@ def test_a_round_that_the_workflow_removed_with_its_lost_job_is_taken_back(spec,
 
 def test_a_file_system_without_links_loses_no_round(spec, measured, tmp_path, monkeypatch):
     first = measured(spec)
-    monkeypatch.setattr(round.os, "link", lambda *_: os.stat(tmp_path / "not there"))
-    round.keep_beside(tmp_path / "1.json", tmp_path / "1.parquet")
+    monkeypatch.setattr(round_files.os, "link", lambda *_: os.stat(tmp_path / "not there"))
+    round_files.keep_beside(tmp_path / "1.json", tmp_path / "1.parquet")
     for name in ("1.json", "1.parquet"):
         (tmp_path / name).unlink()
     assert measured(spec)["rows"] == first["rows"]
@@ -241,7 +241,7 @@ def test_a_round_lets_the_host_go_when_it_has_written_everything(spec, measured,
 
 def test_a_round_of_two_names_is_set_aside_like_any_other(spec, measured, tmp_path):
     first = measured(spec)
-    round.keep_beside(tmp_path / "1.json", tmp_path / "1.parquet")
+    round_files.keep_beside(tmp_path / "1.json", tmp_path / "1.parquet")
     write_json(tmp_path / "a/id.json", {"status": "ok", "stack": "newer"})
     second = measured(spec)
     assert not second["kept"] and second["rows"] != first["rows"]
@@ -290,7 +290,7 @@ def test_inputs_that_were_changed_are_not_run(spec, measured, tmp_path):
     np.savez(tmp_path / "inputs.npz", x=np.full((2, 3), 2, np.float32))
     record = measured(spec)
     assert record["rows"] == []
-    assert all("is not the file its id describes" in failure["reason"] for failure in record["failures"])
+    assert all("was changed or cut short" in failure["reason"] for failure in record["failures"])
 
 
 @pytest.mark.parametrize(

@@ -590,6 +590,27 @@ def test_a_lock_of_the_host_below_a_file_names_the_variable(tmp_path, monkeypatc
         locks.open_host_lock()
 
 
+def test_what_cannot_go_well_and_what_takes_long_is_said_before_the_first_job(tmp_path):
+    """No GPU to be seen, no package index to be reached; the step of the environment says so in the end."""
+    pip = {"PIP_INDEX_URL": "http://127.0.0.1:9/simple", "PIP_CONFIG_FILE": os.devnull, "PIP_EXTRA_INDEX_URL": ""}
+    fresh = Workflow(ROOT, tmp_path, CUDA_VISIBLE_DEVICES="-1", PIP_FIND_LINKS="", **pip)
+    config = identity_config(tmp_path, {"known": {}}, platform="gpu")
+    config |= {
+        "platform": "gpu",
+        "platforms": {"gpu": {"device": "cuda"}},
+        "environments": {"mine": {"lock": "my.txt"}},
+    }
+    config["stacks"]["known"] |= {"device": "cuda", "environment": "mine"}
+    (tmp_path / "my.txt").write_text("numpy==2.4.6\n")
+    warning = "Warning: platform gpu cannot be measured on this host: "
+    assert warning in fresh.call(config, "-n").must().text
+    call = fresh.call(config, "--", "artifacts/gpu/identity/known-fp32/id.json").must()
+    before, _, after = call.text.partition("Select jobs to execute")
+    assert warning in before
+    assert "environment mine: installing 1 package of my.txt from pip's package index into .venvs/mine" in before
+    assert "a package index could not be reached (http://127.0.0.1:9/simple): NewConnectionError(" in after
+
+
 def test_a_key_that_stands_twice_is_refused(repository, tmp_path):
     (tmp_path / "my.yaml").write_text("platform: cpu\nseed: 0\nseed: 1\n")
     (line,) = fault_lines(Workflow(repository, tmp_path).call([tmp_path / "my.yaml"]))

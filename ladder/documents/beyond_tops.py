@@ -13,7 +13,7 @@ from ladder.attribution import flagged
 from ladder.records import LADDER_KEY, ladder_fields, ladder_key
 from ladder.report import figures
 from ladder.report.page import Block, Figure, page
-from ladder.report.text import context, weights_note
+from ladder.report.text import context, saturation_point, weights_note
 from ladder.summary import BUSY_CPUS
 
 SCHEMA_VERSION = 1  # of report.json; goes up when a key changes its meaning or goes away
@@ -134,16 +134,11 @@ def saturation(summary: Row) -> str:
                 f"{entry['model']} (ladder {entry['ladder']}, platform {entry['platform']})",
                 text=[f"Weights {weights_note(entry['weights'])}"],
                 figures=[Figure("Throughput against batch", spec)],
-                notes=[_saturated(mark) for mark in marks],
+                notes=[f"{mark['rung']}: saturation point {saturation_point(mark)}" for mark in marks],
             )
         )
     caption = "Ringed: the smallest batch that reaches 95 % of the highest throughput, where a larger one was measured."
     return page("Saturation", caption, context(summary), blocks or [Block(text=["Nothing was measured."])])
-
-
-def _saturated(mark: Row) -> str:
-    batch, largest = mark["batch"], mark["largest_batch"]
-    return f"{mark['rung']}: " + (f"saturated at batch {batch}" if batch else f"not saturated up to batch {largest}")
 
 
 def _by_rung(rows: Iterable[Row]) -> dict[tuple[Any, ...], Row]:

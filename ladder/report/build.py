@@ -38,6 +38,7 @@ from ladder.report.text import (
     place,
     processor,
     rounds,
+    saturation_point,
     shown,
     weights_note,
     weights_notes,
@@ -202,7 +203,7 @@ def _throughput(summary: Row, results: Path) -> list[Block]:
             for row in rows
         ]
         ends = [
-            {"rung": mark["rung"], "point": _saturation_point(mark), "highest": number(mark["highest_ips"])}
+            {"rung": mark["rung"], "point": saturation_point(mark), "highest": number(mark["highest_ips"])}
             for mark in marks
         ]
         weights = f"Weights {weights_note(entries[0]['weights'])}"
@@ -245,10 +246,6 @@ def _utilisation_tables(used: Sequence[Row], names: dict[str, str], caption: str
     ]
     held = [column for column in columns if any(row[column.key] for row in rows)]
     return [table(held, rows, caption)] if len(held) > 2 else []
-
-
-def _saturation_point(mark: Row) -> str:
-    return f"batch {mark['batch']}" if mark["batch"] else f"not reached up to batch {mark['largest_batch']}"
 
 
 def _ladders(summary: Row) -> dict[tuple[str, str, str], list[Row]]:
@@ -419,6 +416,7 @@ def _short(text: str, digits: int) -> str:
 
 def _environment(summary: Row, results: Path) -> list[Block]:
     columns = (Column("name", "name"), Column("value", "value"))
+    runs = read_table(results / "results.csv", tables.RESULTS)
     blocks = []
     for platform, versions in summary["versions"].items():
         rows = [{"name": name, "value": _value(value)} for name, value in sorted(versions.items())]
@@ -433,7 +431,7 @@ def _environment(summary: Row, results: Path) -> list[Block]:
         )
     for (platform, model, ladder), entries in _ladders(summary).items():
         told = {rung["rung"]: rung for rung in summary["rungs"] if _place(rung) == (platform, model, ladder)}
-        several = {name for name, value in summary["versions"][platform].items() if isinstance(value, list)}
+        several = {name for name, value in summary["versions"].get(platform, {}).items() if isinstance(value, list)}
         alike: dict[tuple[str, ...], list[Row]] = defaultdict(list)  # rungs of one runtime say the same things
         for rung in (told[rung["name"]] for rung in entries[0]["rungs"] if rung["name"] in told):
             said = {name: value for name, value in rung["identity"].items() if name in several} | rung["facts"]
@@ -450,7 +448,41 @@ def _environment(summary: Row, results: Path) -> list[Block]:
         if shown_tables:
             heading = f"What the runtimes of {model} say of themselves (ladder {ladder}, platform {platform})"
             blocks.append(Block(heading, tables=shown_tables))
+        watched = [row for row in runs if _place(row) == (platform, model, ladder) and row["sm_clock_start_mhz"]]
+        if watched:
+            heading = f"The GPU during the runs of {model} (ladder {ladder}, platform {platform})"
+            blocks.append(Block(heading, tables=[_clocks(watched, f"Lowest to highest over rounds. {caption}")]))
     return blocks or [Block(text=["Nothing was measured."])]
+
+
+def _clocks(rows: Sequence[dict[str, str]], caption: str) -> Any:
+    """Temperature and clocks of each rung and batch, from rows of results.csv."""
+    columns = (
+        Column("rung", "rung"),
+        Column("batch", "batch", True),
+        Column("temperature", "temperature, °C", True),
+        Column("sm_clock", "processors' clock, MHz", True),
+        Column("memory_clock", "memory's clock, MHz", True),
+    )
+    held: dict[tuple[str, str], list[dict[str, str]]] = defaultdict(list)
+    for row in rows:
+        held[row["rung"], row["batch"]].append(row)
+    cells = [
+        {"rung": rung, "batch": batch}
+        | {
+            "temperature": _span(runs, "temperature_start_c", "temperature_end_c"),
+            "sm_clock": _span(runs, "sm_clock_start_mhz", "sm_clock_end_mhz"),
+            "memory_clock": _span(runs, "memory_clock_start_mhz", "memory_clock_end_mhz"),
+        }
+        for (rung, batch), runs in sorted(held.items(), key=lambda item: (item[0][0], int(item[0][1])))
+    ]
+    return table(columns, cells, caption)
+
+
+def _span(rows: Sequence[dict[str, str]], *columns: str) -> str:
+    """E.g. ``38 to 42``; a single figure where all agree, empty where none is known."""
+    known = [float(row[column]) for row in rows for column in columns if row[column]]
+    return " to ".join(f"{end:g}" for end in dict.fromkeys((min(known), max(known)))) if known else ""
 
 
 def _place(row: Row) -> tuple[str, str, str]:
@@ -466,7 +498,8 @@ def _value(value: Any) -> str:
     if isinstance(value, dict) and set(value) == {"min", "max"}:
         return f"{value['min']} to {value['max']}"
     if isinstance(value, list):
-        return ", ".join(_value(item) or "unreadable" for item in value)
+        items = [f"[{_value(item)}]" if isinstance(item, list) else _value(item) or "unreadable" for item in value]
+        return ", ".join(items) or "none"
     return str(value)
 
 

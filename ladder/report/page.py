@@ -13,7 +13,11 @@ import vl_convert
 from altair import SCHEMA_VERSION
 from markupsafe import Markup
 
+from ladder.report.text import NBSP, unbroken
+
 NARROW_COLUMNS = 5  # as many fit a screen of 400 px
+CARDS = {"wide": 700, "widest": 1000}  # px of a window up to which rows of such a table are cards
+WIDE_COLUMNS = 10  # as many fit a window of 700 px
 OPEN_PARTS = 8  # a page of more parts with figures shows them folded but for the first
 
 Spec = dict[str, Any]  # a Vega-Lite specification
@@ -50,7 +54,8 @@ class Block:
 
 def table(columns: Sequence[Column], rows: Sequence[Mapping[str, str]], caption: str) -> Markup:
     """A table of values as they are; the rows of a wide one turn into cards on a narrow screen."""
-    return Markup(_TABLE.render(columns=columns, rows=rows, caption=caption, wide=len(columns) > NARROW_COLUMNS))
+    width = "widest" if len(columns) > WIDE_COLUMNS else "wide" if len(columns) > NARROW_COLUMNS else ""
+    return Markup(_TABLE.render(columns=columns, rows=rows, caption=caption, width=width))
 
 
 def page(title: str, caption: str, context: Sequence[str], blocks: Sequence[Block]) -> str:
@@ -80,6 +85,11 @@ def _vega() -> Markup:
     return Markup(vl_convert.javascript_bundle(vl_version=version))  # type: ignore[call-arg]  # its stub has no default
 
 
+def _cell(text: str, number: bool) -> str:
+    """A cell that no line breaks inside a figure."""
+    return unbroken(text) if number else text.replace(" %", f"{NBSP}%")
+
+
 def _spec_json(spec: Spec) -> Markup:
     """JSON that may stand in a script element, compact since it holds a figure's data."""
     text = json.dumps(spec, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
@@ -90,9 +100,10 @@ _ENVIRONMENT = jinja2.Environment(
     autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
 )
 _ENVIRONMENT.filters["spec"] = _spec_json
+_ENVIRONMENT.filters["cell"] = _cell
 
 _TABLE = _ENVIRONMENT.from_string("""\
-<table{{ ' class="wide"' | safe if wide }}>
+<div class="scroll"><table{% if width %} class="{{ width }}"{% endif %}>
 <caption>{{ caption }}</caption>
 <thead><tr>
 {% for column in columns %}<th{% if column.number %} class="number"{% endif %}>{{ column.title }}</th>{% endfor %}
@@ -102,15 +113,16 @@ _TABLE = _ENVIRONMENT.from_string("""\
 <tr>{% for column in columns %}
 <td data-title="{{ column.title }}" class="{{ 'number' if column.number else column.key }}
 {%- if column.key == 'verdict' %} {{ row.verdict | replace(' ', '-') }}{% endif %}">
-{{- row[column.key] | replace(" %", "\u00a0%") }}</td>
+{{- row[column.key] | cell(column.number) }}</td>
 {%- endfor %}</tr>
 {% endfor %}
 </tbody>
-</table>
+</table></div>
 """)
 
 # everything inside .ladder, since Snakemake's report has a style of its own
-STYLE = Markup("""\
+STYLE = Markup(
+    """\
 .ladder { color-scheme: light; font: 15px/1.5 system-ui, sans-serif; color: #1a1a1a; background: #fff;
   overflow-wrap: break-word; }
 .ladder h1 { font-size: 1.5rem; font-weight: 700; margin: 0 0 .5rem; }
@@ -129,14 +141,13 @@ STYLE = Markup("""\
 .ladder .chart { min-height: 200px; }
 .ladder .chart.vega-embed { width: 100%; padding-right: 0; }
 .ladder .chart.vega-embed summary { top: -1.9rem; }
-.ladder section:not(:has(.figures)) { overflow-x: auto; }
+.ladder .scroll { overflow-x: auto; }
 .ladder table { border-collapse: collapse; width: 100%; margin: .5rem 0 1rem; font-variant-numeric: tabular-nums; }
 .ladder caption { text-align: left; font-weight: 600; padding: .25rem 0; }
 .ladder th, .ladder td { text-align: left; vertical-align: top; padding: .3rem .8rem .3rem 0;
   border-bottom: 1px solid #ddd; }
 .ladder th { font-size: .85rem; font-weight: 600; color: #555; }
-.ladder .number { text-align: right; white-space: nowrap; }
-.ladder th.number { white-space: normal; }
+.ladder .number { text-align: right; }
 .ladder td.ran_in { min-width: 8.5rem; }
 .ladder td.value { overflow-wrap: anywhere; min-width: 8rem; }
 .ladder .faster { color: #00664b; font-weight: 600; }
@@ -147,16 +158,23 @@ STYLE = Markup("""\
 @media (max-width: 700px) {
   .ladder table { font-size: .87rem; }
   .ladder th, .ladder td { padding-right: .4rem; }
-  .ladder .wide, .ladder .wide tbody, .ladder .wide tr, .ladder .wide td, .ladder .wide caption { display: block; }
-  .ladder .wide thead, .ladder .wide td:empty { display: none; }
-  .ladder .wide tr { border: 1px solid #ddd; border-radius: 4px; padding: .4rem .6rem; margin-bottom: .6rem; }
-  .ladder .wide td.ran_in { min-width: 0; }
-  .ladder .wide td { display: flex; justify-content: space-between; gap: 1rem; border: 0; padding: .1rem 0;
-    text-align: right; white-space: normal; }
-  .ladder .wide td::before { content: attr(data-title); color: #555; text-align: left; font-weight: 400;
-    font-style: normal; }
 }
-""")
+"""
+    + "".join(
+        f"""\
+@media (max-width: {pixels}px) {{
+  .ladder .{width}, .ladder .{width} :is(tbody, tr, td, caption) {{ display: block; }}
+  .ladder .{width} thead, .ladder .{width} td:empty {{ display: none; }}
+  .ladder .{width} tr {{ border: 1px solid #ddd; border-radius: 4px; padding: .4rem .6rem; margin-bottom: .6rem; }}
+  .ladder .{width} td {{ display: flex; justify-content: space-between; gap: 1rem; border: 0; padding: .1rem 0;
+    min-width: 0; text-align: right; white-space: normal; }}
+  .ladder .{width} td::before {{ content: attr(data-title); color: #555; text-align: left; font-weight: 400;
+    font-style: normal; }}
+}}
+"""
+        for width, pixels in CARDS.items()
+    )
+)
 
 _BLOCKS = """\
 <ul class="context">

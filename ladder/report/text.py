@@ -163,7 +163,7 @@ def how_to_read(summary: Row) -> list[str]:
 def weights_note(label: str | None) -> str:
     """The weights label as every table states it."""
     if label is None:
-        return "not known: nothing was measured"
+        return "not known: nothing was built or measured"
     return f"{label}: random weights, timing only" if label.startswith("seeded") else label
 
 
@@ -192,7 +192,18 @@ def peaks_note(peaks: Row) -> str:
             if (found.get("load_before") or 0) > BUSY_LIMIT:
                 source = f" {WARNED} while other programs kept {found['load_before']:.1f} CPUs busy"
             told.append(f"{kind}{source}: {', '.join(rates)}, memory {number(found['bandwidth_gb_s'])} GB/s")
-    return f"Peaks of {peaks['device']}, {'; '.join(told)}" if told else ""
+    return f"Peaks of {peaks['device'] or 'a GPU that tells no name'}, {'; '.join(told)}" if told else ""
+
+
+def saturation_point(mark: Row) -> str:
+    """The point in words, and what noise leaves of it where that is more than one batch."""
+    lowest, highest, largest = mark["lowest_batch"], mark["highest_batch"], mark["largest_batch"]
+    if mark["batches"] == 1:
+        return f"not known: only batch {largest} was measured"
+    point = f"batch {mark['batch']}" if mark["batch"] else f"not reached up to batch {largest}"
+    if lowest == highest:
+        return point
+    return f"{point}; noise leaves {lowest} to {'beyond ' * (highest == largest)}{highest}"
 
 
 def weights_notes(summary: Row, platform: str | None = None) -> str:
@@ -260,9 +271,9 @@ def ladder_markdown(summary: Row) -> str:
         lines += [f"| {' | '.join(titles)} |", "|---|---|---:|---:|---:|---|---|"]
         for step in shown(entry):
             cells = [
-                f"{step['from']} → {step['to']}", step["cause"], _unbroken(from_to(step)),
-                _unbroken(gain(step)).replace(f"{NBSP}(", " ("), percent(step["mde_pct"]),
-                _unbroken(step["ran_in"].partition(" of ")[0]), step["verdict"],
+                f"{step['from']} → {step['to']}", step["cause"], unbroken(from_to(step)),
+                unbroken(gain(step)), percent(step["mde_pct"]),
+                unbroken(step["ran_in"].partition(" of ")[0]), step["verdict"],
             ]  # fmt: skip
             lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
         lines.append("")
@@ -273,5 +284,6 @@ def ladder_markdown(summary: Row) -> str:
     return "\n".join(lines).replace(" %", f"{NBSP}%") + "\n"
 
 
-def _unbroken(text: str) -> str:
-    return text.replace(" ", NBSP)
+def unbroken(text: str) -> str:
+    """A figure that no line breaks but before its interval."""
+    return text.replace(" ", NBSP).replace(f"{NBSP}(", " (")
