@@ -136,7 +136,7 @@ def test_gpus_where_none_can_be_chosen_are_faults_of_the_configuration(platform,
 def test_only_rounds_of_one_ladder_on_several_gpus_are_warned_of():
     def run(ladder, uuid):
         named = {"platform": "p", "model": "m", "ladder": ladder, "rung": "a", "batch": 1}
-        return dict.fromkeys(RECORDED) | named | {"device_uuid": uuid}
+        return dict.fromkeys(RECORDED) | named | {"device_uuid": uuid, "throttled": "none", "contended": "none"}
 
     apart = [run("x", "GPU-a"), run("y", "GPU-b")]
     plan = [{**row, "rungs": [{"name": "a", "engines": {"1": "e"}}]} for row in apart]
