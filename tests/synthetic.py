@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ladder import tables
-from ladder.files import sha256, write_json
+from ladder.files import read_json, sha256, write_json
 from ladder.records import RECORDED
 
 # rung -> (factors that differ from CPU defaults, invented ms per launch, invented ms per image)
@@ -64,6 +66,7 @@ CPU_LADDER = {
         ("openvino-fp32", "openvino-int8", "precision"),
     ),
 }
+SMALL = CPU_LADDER | {"batches": [1, 4]}  # of 8 rounds
 GPU_LADDER = {
     "platform": "synthetic-gpu",
     "ladder": "orders",
@@ -301,3 +304,26 @@ def write_audits(folder: Path, ladder: dict[str, Any]) -> list[Path]:
         write_json(path.with_suffix(".pass.json"), {"status": "ok", "verdict": row["verdict"], **keeps})
         paths.append(path)
     return paths
+
+
+def small_run(root: Path) -> tuple[Path, dict[str, Any], list[Path], list[Path]]:
+    """A whole run of SMALL below ``root``: that, its plan, rounds and audits."""
+    plan, rounds = write_run(root / "results", [SMALL])
+    return root, plan, rounds, write_audits(root / "results", SMALL)
+
+
+def copy_of(run: tuple[Path, dict[str, Any], list[Path], list[Path]], destination: Path) -> tuple[Any, ...]:
+    """A copy of a run that a test may change: plan, rounds, audits and where the tables go."""
+    root, plan, rounds, audits = run
+    shutil.copytree(root, destination, dirs_exist_ok=True)
+    moved = [[destination / path.relative_to(root) for path in paths] for paths in (rounds, audits)]
+    return plan, *moved, destination / "tables"
+
+
+def table(folder: Path, name: str) -> list[dict[str, str]]:
+    with open(folder / name, newline="", encoding="utf-8") as stream:
+        return list(csv.DictReader(stream))
+
+
+def change(path: Path, **keys) -> None:
+    write_json(path, read_json(path) | keys)

@@ -1,9 +1,7 @@
 from __future__ import annotations
 
-import csv
 import json
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +11,7 @@ import pytest
 import synthetic
 from hypothesis import given
 from hypothesis import strategies as st
+from synthetic import change, table
 
 from ladder import tables
 from ladder.aggregate import aggregate, planned_files
@@ -23,33 +22,17 @@ from ladder.report.text import saturation_point
 from ladder.summary import saturation
 from ladder.summary_warnings import _ranged, find_warnings
 
-SMALL = synthetic.CPU_LADDER | {"batches": [1, 4]}
-
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory):
     """A whole run with two batches of 8 rounds, never changed."""
-    root = tmp_path_factory.mktemp("run")
-    plan, rounds = synthetic.write_run(root / "results", [SMALL])
-    return root, plan, rounds, synthetic.write_audits(root / "results", SMALL)
+    return synthetic.small_run(tmp_path_factory.mktemp("run"))
 
 
 @pytest.fixture
 def run(measured, tmp_path):
     """A copy of the run that a test may change: plan, rounds, audits and where the tables go."""
-    root, plan, rounds, audits = measured
-    shutil.copytree(root, tmp_path, dirs_exist_ok=True)
-    moved = [[tmp_path / path.relative_to(root) for path in paths] for paths in (rounds, audits)]
-    return plan, *moved, tmp_path / "tables"
-
-
-def table(folder: Path, name: str) -> list[dict[str, str]]:
-    with open(folder / name, newline="", encoding="utf-8") as stream:
-        return list(csv.DictReader(stream))
-
-
-def change(path: Path, **keys) -> None:
-    write_json(path, read_json(path) | keys)
+    return synthetic.copy_of(measured, tmp_path)
 
 
 def test_tables_have_their_columns_and_one_row_a_run(run):
@@ -97,7 +80,7 @@ def test_ladder_has_the_planned_steps_with_verdicts_and_the_recorded_weights(run
     plan, rounds, audits, out = run
     aggregate(plan, rounds, audits, out)
     found = {(r["batch"], r["from"], r["to"]): r for r in table(out, "ladder.csv")}
-    assert list(found) == [(b, s["from"], s["to"]) for b in ("1", "4") for s in SMALL["steps"]]
+    assert list(found) == [(b, s["from"], s["to"]) for b in ("1", "4") for s in synthetic.SMALL["steps"]]
     assert found["1", "pytorch-fp32", "onnxruntime-fp32"]["verdict"] == "faster"
     assert found["1", "openvino-fp32", "openvino-int8"]["verdict"] == "within noise"
     assert {r["weights"] for r in found.values()} == {"seeded(0)"}
@@ -151,7 +134,7 @@ def test_an_audit_that_died_is_a_failed_row(run):
 def test_a_round_of_another_plan_is_refused(run):
     plan, rounds, audits, out = run
     with pytest.raises(StepError, match="ladder 'cpu', which is not in the plan"):
-        aggregate({"ladders": [SMALL | {"ladder": "other"}]}, rounds, audits, out)
+        aggregate({"ladders": [synthetic.SMALL | {"ladder": "other"}]}, rounds, audits, out)
 
 
 def test_a_round_measured_with_other_settings_is_a_failure_and_in_no_other_table(run):
@@ -174,7 +157,9 @@ def test_a_round_measured_with_other_settings_is_a_failure_and_in_no_other_table
 
 def test_settings_that_changed_for_one_batch_leave_the_other(run):
     plan, rounds, audits, out = run
-    ladder = SMALL | {"settings": {1: synthetic.SETTINGS, 4: "56" * 32}}  # numbers, as the plan has them in Python
+    ladder = synthetic.SMALL | {
+        "settings": {1: synthetic.SETTINGS, 4: "56" * 32}
+    }  # numbers, as the plan has them in Python
     aggregate({"ladders": [ladder]}, rounds, audits, out)
     assert {r["batch"] for r in table(out, "results.csv")} == {"1"}
     assert len(table(out, "failures.csv")) == 8
@@ -190,7 +175,7 @@ def test_rounds_with_different_weights_are_refused(run):
 
 def test_a_run_that_failed_is_one_row(run):
     plan, rounds, audits, out = run
-    synthetic.write_round(out.parent / "results", SMALL, 4, 3, 30, failed={"openvino-int8": "run"})
+    synthetic.write_round(out.parent / "results", synthetic.SMALL, 4, 3, 30, failed={"openvino-int8": "run"})
     summary = aggregate(plan, rounds, audits, out)
     (row,) = table(out, "failures.csv")
     assert row == {
@@ -204,9 +189,11 @@ def test_a_run_that_failed_is_one_row(run):
 
 def test_a_rung_that_could_not_be_made_is_one_row_with_its_present_reason(run):
     plan, rounds, audits, out = run
-    for batch in SMALL["batches"]:
+    for batch in synthetic.SMALL["batches"]:
         for number in range(1, 9):
-            synthetic.write_round(out.parent / "results", SMALL, batch, number, 30, failed={"openvino-int8": "engine"})
+            synthetic.write_round(
+                out.parent / "results", synthetic.SMALL, batch, number, 30, failed={"openvino-int8": "engine"}
+            )
     broken = next(path for path in audits if path.stem == "openvino-int8")
     why = {"stage": "engine", "permanent": True, "reason": "an operator is unknown", "log": "logs/engine.log"}
     write_json(broken.with_suffix(".pass.json"), {"status": "failed", "verdict": "failed", **why})
@@ -219,10 +206,10 @@ def test_a_rung_that_could_not_be_made_is_one_row_with_its_present_reason(run):
 
 def test_a_static_engine_that_failed_at_one_batch_is_a_row_of_that_batch(run):
     plan, rounds, audits, out = run
-    rungs = [r | {"engines": {"1": "pytorch-fp32", "4": r["name"]}} for r in SMALL["rungs"]]
+    rungs = [r | {"engines": {"1": "pytorch-fp32", "4": r["name"]}} for r in synthetic.SMALL["rungs"]]
     broken = next(path for path in audits if path.stem == "openvino-int8")
     change(broken.with_suffix(".pass.json"), verdict="exclude", reason="not finite", permanent=True)
-    aggregate({"ladders": [SMALL | {"rungs": rungs}]}, rounds, audits, out)
+    aggregate({"ladders": [synthetic.SMALL | {"rungs": rungs}]}, rounds, audits, out)
     (row,) = table(out, "failures.csv")
     assert (row["rung"], row["batch"], row["stage"]) == ("openvino-int8", "4", "audit")
 
@@ -240,10 +227,10 @@ def test_what_was_planned_and_is_nowhere_is_a_failure(run):
 
 def test_a_run_without_any_result_still_gives_all_tables(run):
     plan, rounds, audits, out = run
-    everything = dict.fromkeys((rung["name"] for rung in SMALL["rungs"]), "export")
-    for batch in SMALL["batches"]:
+    everything = dict.fromkeys((rung["name"] for rung in synthetic.SMALL["rungs"]), "export")
+    for batch in synthetic.SMALL["batches"]:
         for number in range(1, 9):
-            synthetic.write_round(out.parent / "results", SMALL, batch, number, 30, failed=everything)
+            synthetic.write_round(out.parent / "results", synthetic.SMALL, batch, number, 30, failed=everything)
     summary = aggregate(plan, rounds, audits, out)
     assert len(table(out, "failures.csv")) == 2 * 5
     assert {row["verdict"] for row in table(out, "ladder.csv")} == {"too few rounds"}
@@ -361,7 +348,7 @@ def test_rungs_of_a_ladder_say_what_their_audits_found(run):
     plan, rounds, audits, out = run
     for entry in aggregate(plan, rounds, audits, out)["ladders"]:
         by_name = {rung["name"]: rung for rung in entry["rungs"]}
-        assert list(by_name) == [rung["name"] for rung in SMALL["rungs"]]
+        assert list(by_name) == [rung["name"] for rung in synthetic.SMALL["rungs"]]
         warned = by_name["onnxruntime-int8"]
         assert (warned["engine"], warned["verdict"]) == ("onnxruntime-int8", "warn")
         assert (warned["requested_precision"], warned["flops_at_precision_pct"]) == ("int8", 0.31)

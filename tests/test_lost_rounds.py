@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import shutil
 import signal
 import subprocess
@@ -12,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import synthetic
+from synthetic import change, table
 from test_round import measured, own_host_lock, spec  # noqa: F401
 from workflow_run import TABLES, Workflow, copy_repository, identity_config
 
@@ -25,32 +25,17 @@ from ladder.step import attempts_path
 from ladder.tables import RESULTS
 
 ROOT = Path(__file__).parent.parent
-SMALL = synthetic.CPU_LADDER | {"batches": [1, 4]}
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    root = tmp_path_factory.mktemp("run")
-    plan, rounds = synthetic.write_run(root / "results", [SMALL])
-    return root, plan, rounds, synthetic.write_audits(root / "results", SMALL)
+    return synthetic.small_run(tmp_path_factory.mktemp("run"))
 
 
 @pytest.fixture
 def run(whole, tmp_path):
     """A copy of a whole run that a test may damage: plan, rounds, audits and where the tables go."""
-    root, plan, rounds, audits = whole
-    shutil.copytree(root, tmp_path, dirs_exist_ok=True)
-    moved = [[tmp_path / path.relative_to(root) for path in paths] for paths in (rounds, audits)]
-    return plan, *moved, tmp_path / "tables"
-
-
-def table(folder: Path, name: str) -> list[dict[str, str]]:
-    with open(folder / name, newline="", encoding="utf-8") as stream:
-        return list(csv.DictReader(stream))
-
-
-def change(path: Path, **keys) -> None:
-    write_json(path, read_json(path) | keys)
+    return synthetic.copy_of(whole, tmp_path)
 
 
 def copy_round(path: Path, destination: Path) -> None:

@@ -84,7 +84,9 @@ def counter_period_s(reader: Reader) -> float | None:
     before, deadline = None, time.monotonic() + COUNTER_WATCH_SECONDS
     while len(steps) < COUNTER_WATCH_STEPS and time.monotonic() < deadline:
         told = reader.questions["energy"]().get("energy_j")
-        if before is not None and told is not None and told != before:
+        if told is None:
+            return None
+        if before not in (None, told):
             steps.append(time.monotonic())
         before = told
         time.sleep(COUNTER_WATCH_PAUSE_SECONDS)
