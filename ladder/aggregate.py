@@ -76,7 +76,9 @@ def aggregate(plan: Mapping[str, Any], rounds: Iterable[Path], audits: Iterable[
     failures = [*without_result(ladders, records, rows, audited), *unmeasured_peaks(peaks)]
     _add_utilisation(results, records, ladders, audited, peaks)
     busy = summary.busy_runs(results)
-    steps = _steps(results, ladders, plan.get("exclude", tables.FLAGS))
+    runs = pd.DataFrame(results, columns=list(attribution.COLUMNS))
+    exclude = plan.get("exclude", tables.FLAGS)
+    steps, totals = (_plain(gains(runs, ladders, exclude)) for gains in (attribution.attribute, attribution.totals))
     content = {
         "schema": SCHEMA_VERSION,
         "weights": summary.weights((ladder["model"], ladder["weights"]) for ladder in ladders),
@@ -90,7 +92,7 @@ def aggregate(plan: Mapping[str, Any], rounds: Iterable[Path], audits: Iterable[
         "versions": summary.versions(records),
         "hosts": summary.hosts(records),
         "rungs": summary.rungs(records),
-        "ladders": summary.ladders(ladders, steps, audited),
+        "ladders": summary.ladders(ladders, steps, totals, audited),
         "latency": pooled,
         "throughput": summary.throughput(results),
         "saturation": summary.saturation(summary.throughput(results)),
@@ -210,10 +212,9 @@ def _add_utilisation(
         row |= utilisation.columns(row, graphs[rung["graph"]], is_module, share, chosen)
 
 
-def _steps(results: Sequence[Row], ladders: Sequence[Row], exclude: Sequence[str]) -> list[Row]:
-    """Rows of ladder.csv as plain values, None where attribution has none."""
-    runs = pd.DataFrame(results, columns=list(attribution.COLUMNS))
-    rows = attribution.attribute(runs, ladders, exclude).to_dict("records")
+def _plain(gains: pd.DataFrame) -> list[Row]:
+    """Rows as plain values, None where attribution has none."""
+    rows = gains.to_dict("records")
     return [{str(key): None if pd.isna(value) else value for key, value in row.items()} for row in rows]
 
 

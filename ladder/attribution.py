@@ -25,6 +25,7 @@ Runs = dict[str, dict[Any, tuple[Device, float | None]]]  # rung -> round -> (de
 COLUMNS = (
     "platform", "model", "weights", "ladder", "batch", "rung", "round", "host", "device_uuid", "median_ms", *FLAGS,
 )  # fmt: skip
+TOTAL = tuple(column for column in LADDER if column not in ("cause", "interaction_ms"))
 NUMBERS = (
     "from_ms", "to_ms", "gain_ms", "gain_pct", "ci_low_pct", "ci_high_pct", "noise_floor_ms", "mde_pct",
     "interaction_ms",
@@ -55,18 +56,31 @@ def attribute(runs: pd.DataFrame, ladders: Sequence[Mapping[str, Any]], exclude:
             medians = _medians(runs, ladder, batch, where, exclude)
             interactions = _interactions(medians, ladder["steps"], where)
             for index, step in enumerate(ladder["steps"]):
-                rows.append(
-                    {
-                        **{key: ladder[key] for key in ("platform", "model", "weights", "ladder")},
-                        "batch": batch,
-                        **step,
-                        "rounds_excluded": len(_excluded(medians, (step["from"], step["to"]))),
-                        **_compare(*_shared(medians, (step["from"], step["to"]), where)),
-                        "interaction_ms": interactions.get(index),
-                    }
-                )
+                row = _row(ladder, batch, medians, step, where)
+                rows.append(row | {"interaction_ms": interactions.get(index)})
     return pd.DataFrame(rows, columns=list(LADDER)).astype(
         dict.fromkeys(NUMBERS, float) | {"rounds": int, "rounds_excluded": int}
+    )
+
+
+def totals(runs: pd.DataFrame, ladders: Sequence[Mapping[str, Any]], exclude: Sequence[str] = FLAGS) -> pd.DataFrame:
+    """One row per ladder, batch and pair of first and last rung that steps lead to one after another: ``TOTAL``.
+
+    Its columns are those of ``attribute``, which also says what comes in, for a step from the first rung to the last:
+    both ran in the same rounds, so that the total is paired as a step is and not added up from the steps' intervals.
+    A single step is its own total and has no row. Raises StepError as ``attribute`` and ``paths`` do.
+    """
+    rows = []
+    for ladder in ladders:
+        ways = [path for path in paths(ladder["steps"]) if len(path) > 1]
+        ends = list(dict.fromkeys((path[0]["from"], path[-1]["to"]) for path in ways))
+        for batch in ladder["batches"] if ends else ():
+            where = f"{ladder['platform']}, {ladder['model']}, {ladder['ladder']}, batch {batch}"
+            medians = _medians(runs, ladder, batch, where, exclude)
+            rows += [_row(ladder, batch, medians, {"from": first, "to": last}, where) for first, last in ends]
+    numbers = [column for column in NUMBERS if column in TOTAL]
+    return pd.DataFrame(rows, columns=list(TOTAL)).astype(
+        dict.fromkeys(numbers, float) | {"rounds": int, "rounds_excluded": int}
     )
 
 
@@ -148,6 +162,18 @@ def _shared(medians: Runs, rungs: Sequence[str], where: str) -> np.ndarray:
             listed = ", ".join(f"{rung} on {device}" for rung, device in zip(rungs, devices, strict=True))
             log.warning("%s: round %s is left out, since it spans devices (host, uuid): %s", where, number, listed)
     return np.array(columns, dtype=float).reshape(-1, len(rungs)).T
+
+
+def _row(ladder: Mapping[str, Any], batch: int, medians: Runs, step: Step, where: str) -> dict[str, Any]:
+    """The columns of a step, or of a total, but for what goes beyond its two rungs."""
+    ends = (step["from"], step["to"])
+    return {
+        **{key: ladder[key] for key in ("platform", "model", "weights", "ladder")},
+        "batch": batch,
+        **step,
+        "rounds_excluded": len(_excluded(medians, ends)),
+        **_compare(*_shared(medians, ends, where)),
+    }
 
 
 def _compare(from_medians: np.ndarray, to_medians: np.ndarray) -> dict[str, Any]:

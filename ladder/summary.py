@@ -108,12 +108,9 @@ def _told(values: list[Any]) -> Any:
     return values
 
 
-def ladders(ladders: Sequence[Row], steps: Sequence[Row], audited: Sequence[Row]) -> list[Row]:
-    """Ladders by batch, each with its rungs and what their audits found, and its steps, in the plan's order."""
-    by_place: dict[tuple[Any, ...], list[Row]] = defaultdict(list)
-    for row in steps:
-        step = {key: value for key, value in row.items() if key not in (*LADDER_KEY, "weights", "batch")}
-        by_place[ladder_key(row, "batch")].append(step)
+def ladders(ladders: Sequence[Row], steps: Sequence[Row], totals: Sequence[Row], audited: Sequence[Row]) -> list[Row]:
+    """Ladders by batch, each with its rungs and what their audits found, its steps and totals, in the plan's order."""
+    steps_at, totals_at = _by_place(steps), _by_place(totals)
     audits = audits_by_engine(audited)
 
     def rungs(ladder: Row, batch: int) -> Iterator[Row]:
@@ -122,12 +119,24 @@ def ladders(ladders: Sequence[Row], steps: Sequence[Row], audited: Sequence[Row]
             audit = audits.get((ladder["platform"], ladder["model"], engine), dict.fromkeys(AUDITED))
             yield {"name": rung["name"], "engine": engine} | {key: audit[key] for key in AUDITED}
 
-    return [
-        ladder_fields(ladder, "weights")
-        | {"batch": batch, "rungs": list(rungs(ladder, batch)), "steps": by_place[(*ladder_key(ladder), batch)]}
-        for ladder in ladders
-        for batch in ladder["batches"]
-    ]
+    found = []
+    for ladder in ladders:
+        for batch in ladder["batches"]:
+            place = (*ladder_key(ladder), batch)
+            gains = {"steps": steps_at[place], "totals": totals_at[place]}
+            found.append(
+                ladder_fields(ladder, "weights") | {"batch": batch, "rungs": list(rungs(ladder, batch)), **gains}
+            )
+    return found
+
+
+def _by_place(rows: Sequence[Row]) -> dict[tuple[Any, ...], list[Row]]:
+    """Rows by ladder and batch, each without what says where it belongs."""
+    found: dict[tuple[Any, ...], list[Row]] = defaultdict(list)
+    for row in rows:
+        told = {key: value for key, value in row.items() if key not in (*LADDER_KEY, "weights", "batch")}
+        found[ladder_key(row, "batch")].append(told)
+    return found
 
 
 def throughput(results: Sequence[Row]) -> list[Row]:

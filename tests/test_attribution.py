@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from ladder import statistics
-from ladder.attribution import attribute, order, paths
+from ladder.attribution import TOTAL, attribute, order, paths, totals
 from ladder.errors import StepError
 from ladder.tables import FLAGS, LADDER, RESULTS
 
@@ -256,6 +256,28 @@ def test_a_step_in_two_squares_shows_the_first_and_names_the_other(caplog):
     assert rows["interaction_ms"][:4].tolist() == pytest.approx([-2] * 4)
     assert rows["interaction_ms"][4:].isna().all()
     assert "between b and g" in caplog.text
+
+
+@quick
+@given(arrays.arrays(float, st.tuples(st.just(4), st.integers(6, 10)), elements=st.floats(0.5, 200)))
+def test_a_total_is_a_step_from_the_first_rung_to_the_last_and_its_gain_is_the_sum_of_the_steps(medians):
+    runs = table(dict(zip("abcd", map(list, medians), strict=True)))
+    (total,) = totals(runs, [ladder(*SQUARE)]).to_dict("records")  # one for both orders
+    (step,) = attribute(runs, [ladder(("a", "d", "tuning"))]).to_dict("records")
+    assert tuple(total) == TOTAL and total == {column: step[column] for column in TOTAL}
+    steps = attribute(runs, [ladder(*SQUARE)])["gain_ms"]
+    assert total["gain_ms"] == pytest.approx(steps[0] + steps[1], abs=1e-9)
+    assert total["gain_ms"] == pytest.approx(steps[2] + steps[3], abs=1e-9)
+
+
+def test_a_single_step_has_no_total():
+    assert totals(table({"a": [1.0], "b": [2.0]}), [ladder(("a", "b", "launch"))]).empty
+
+
+def test_a_total_needs_its_ends_only():
+    runs = table({"a": [4.0] * 8, "b": [None] * 8, "c": [2.0] * 7 + [None]})
+    (total,) = totals(runs, [ladder(("a", "b", "launch"), ("b", "c", "precision"))]).to_dict("records")
+    assert (total["rounds"], total["verdict"], total["gain_pct"]) == (7, "faster", pytest.approx(50))
 
 
 def test_paths_of_branches_and_of_both_orders():

@@ -29,6 +29,7 @@ from ladder.report.page import Block, Column, Figure, page, table
 from ladder.report.read import read_table
 from ladder.report.text import (
     audit_notes,
+    from_to,
     gain,
     gain_ms,
     interactions,
@@ -37,6 +38,7 @@ from ladder.report.text import (
     ran_in,
     releases,
     shown,
+    totals,
     weights_note,
 )
 
@@ -189,6 +191,33 @@ def test_a_slower_step_grows_the_bar_and_says_so():
     (bar,) = figures.waterfall([step], 12.4)["datasets"]["shown"]
     assert bar["text"] == "+2.0 ms, gain −20.0 %\nran in int8: 0.3 % of FLOPs"
     assert (bar["low"], bar["high"]) == pytest.approx((11.8, 12.2))
+
+
+def test_the_total_of_a_waterfall_is_told_with_its_interval_everywhere(report):
+    summary, results = report
+    entry = next(e for e in summary["ladders"] if e["ladder"] == "orders")
+    (total,) = entry["totals"]
+    assert (total["from"], total["to"], total["verdict"]) == ("eager", "tensorrt-graph", "faster")
+    line = f"All causes together, eager → tensorrt-graph: {from_to(total)} ms, gain {gain(total)}, faster; 8 rounds"
+    assert "(+" in gain(total)
+    for name in ("ladder", "waterfall", "start"):
+        assert line in without_scripts((results / "report" / f"{name}.html").read_text(encoding="utf-8"))
+    assert line in (results / "ladder.md").read_text(encoding="utf-8").replace("\u00a0", " ")
+    assert line in ladder_text(summary, [], "x", 200, False)
+    specs = [spec["datasets"] for spec in specs_of((results / "report" / "waterfall.html").read_text(encoding="utf-8"))]
+    ends = [data["totals"][-1]["text"] for data in specs if "tensorrt-graph" in data["totals"][-1]["label"]]
+    assert ends == [f"{number(total['to_ms'])} ms, total:\n{gain(total)}"] * 2
+
+
+def test_a_total_that_is_not_shown_to_be_more_than_noise_says_so():
+    step = {"from": "a", "to": "b", "cause": "launch", "from_ms": 10.0, "to_ms": 9.0, "gain_ms": 1.0, "ran_in": ""}
+    step |= {"gain_pct": 10.0, "ci_low_pct": -5.0, "ci_high_pct": 23.0, "verdict": "within noise", "rounds": 8}
+    total = figures.waterfall([step], 12.0, step)["datasets"]["totals"][-1]
+    assert total["text"] == "9.00 ms, total within noise:\n+10.0 % (−5.0 to +23.0)"
+    rungs = [dict.fromkeys(("requested_precision", "verdict", "reason")) | {"name": name} for name in "ab"]
+    shares = dict.fromkeys(("flops_at_precision_pct", "nodes_at_precision_pct"))
+    entry = {"rungs": [rung | shares for rung in rungs], "totals": [step | {"rounds": 0}]}
+    assert totals(entry) == ["All causes together, a → b: no round holds both"]
 
 
 def test_a_step_of_one_round_has_no_interval():

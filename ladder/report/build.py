@@ -40,6 +40,7 @@ from ladder.report.text import (
     rounds,
     saturation_point,
     shown,
+    shown_totals,
     weights_note,
     weights_notes,
 )
@@ -139,6 +140,7 @@ def _waterfall(summary: Row, results: Path) -> list[Block]:
     for entry in summary["ladders"]:
         drawn: dict[tuple[str, ...], list[Row]] = {}
         said = notes(entry)
+        totals = shown_totals(entry)
         for path in attribution.paths(shown(entry)):
             for measured, part in groupby(path, key=lambda step: step["from_ms"] is not None):
                 steps = list(part)
@@ -150,7 +152,11 @@ def _waterfall(summary: Row, results: Path) -> list[Block]:
         all_steps = [step for steps in drawn.values() for step in steps]
         reach_ms = figures.waterfall_reach_ms(all_steps) if all_steps else 0.0
         panels = [
-            Figure(f"{names[0]} to {names[-1]}", figures.waterfall(steps, reach_ms), _sum(steps))
+            Figure(
+                f"{names[0]} to {names[-1]}",
+                figures.waterfall(steps, reach_ms, totals.get((names[0], names[-1]))),
+                _sum(steps),
+            )
             for names, steps in drawn.items()
         ]
         text = [f"Weights {weights_note(entry['weights'])}"]

@@ -15,7 +15,7 @@ import numpy as np
 
 from ladder import attribution
 from ladder.report.page import Spec
-from ladder.report.text import change_ms, number, percent
+from ladder.report.text import change_ms, gain, number, percent
 
 Row = Mapping[str, Any]
 
@@ -81,18 +81,25 @@ def finished(chart: alt.LayerChart | alt.Chart, description: str, **datasets: It
     return spec | {"datasets": named, "config": CONFIG, "autosize": {"type": "fit-x", "contains": "padding"}}
 
 
-def waterfall(path: Sequence[Row], reach_ms: float) -> Spec:
+def waterfall(path: Sequence[Row], reach_ms: float, total: Row | None = None) -> Spec:
     """A waterfall of one path of steps for one batch, top to bottom; ``reach_ms`` is where its axis ends.
 
     A step is a row of ladder.csv with from_ms and to_ms, and ``ran_in``, what its second rung ran in ("" if unknown).
     Each bar runs from the step's from_ms to its to_ms, with the interval of its gain around to_ms; the first and last
-    bars are whole latencies. Steps that are within noise or undecided are faded and dashed. An interval that goes on
-    beyond the axis ends there in an arrow.
+    bars are whole latencies, the last one labelled with the gain of ``total`` where that is given. Steps within noise
+    or undecided are faded and dashed. An interval that goes on beyond the axis ends there in an arrow.
     """
     first, last = path[0], path[-1]
+    together = ""
+    if total and total["rounds"]:
+        doubt = "" if total["verdict"] in SHOWN else f" {total['verdict']}"
+        together = f", total{doubt}:\n{gain(total)}"
     totals = [
-        {"label": label, "start": 0, "end": ms, "text": f"{number(ms)} ms", "align": "left", "edge": 0}
-        for label, ms in ((first["from"], first["from_ms"]), (f"all together:\n{last['to']}", last["to_ms"]))
+        {"label": label, "start": 0, "end": ms, "text": f"{number(ms)} ms{said}", "align": "left", "edge": 0}
+        for label, ms, said in (
+            (first["from"], first["from_ms"], ""),
+            (f"all together:\n{last['to']}", last["to_ms"], together),
+        )
     ]
     bars = [_bar(step, reach_ms) for step in path]
     order = [totals[0]["label"], *(bar["label"] for bar in bars), totals[1]["label"]]

@@ -95,14 +95,19 @@ def ran_in(rung: Row) -> str:
 def shown(entry: Row) -> list[Row]:
     """The steps of a ladder as they are shown: with marked names, with what the second rung ran in, and plainly without
     result where a side has none (in ladder.csv that is ``too few rounds``, of which there are none)."""
+    return [_shown(entry, step) for step in entry["steps"]]
+
+
+def _shown(entry: Row, step: Row) -> Row:
     rungs = {rung["name"]: rung for rung in entry["rungs"]}
-    steps: list[Row] = []
-    for step in entry["steps"]:
-        first, second = rungs[step["from"]], rungs[step["to"]]
-        verdict = step["verdict"] if step["rounds"] else NO_RESULT
-        told = {"from": marked(first), "to": marked(second), "ran_in": ran_in(second), "verdict": verdict}
-        steps.append({**step, **told})
-    return steps
+    first, second = rungs[step["from"]], rungs[step["to"]]
+    verdict = step["verdict"] if step["rounds"] else NO_RESULT
+    return {**step, "from": marked(first), "to": marked(second), "ran_in": ran_in(second), "verdict": verdict}
+
+
+def shown_totals(entry: Row) -> dict[tuple[str, str], Row]:
+    """The totals of a ladder as they are shown, by the marked names of their first and last rung."""
+    return {(total["from"], total["to"]): total for each in entry["totals"] for total in (_shown(entry, each),)}
 
 
 def audit_notes(entry: Row) -> list[str]:
@@ -114,11 +119,25 @@ def audit_notes(entry: Row) -> list[str]:
 
 def notes(entry: Row) -> list[str]:
     """What has to be said right below a ladder's table or waterfall."""
-    return [*audit_notes(entry), *exclusions(entry["steps"]), *interactions(entry["steps"])]
+    gains = [*entry["steps"], *entry["totals"]]
+    return [*totals(entry), *audit_notes(entry), *exclusions(gains), *interactions(entry["steps"])]
+
+
+def totals(entry: Row) -> list[str]:
+    """A line for each pair of first and last rung: what all steps between them gained, measured and not added up."""
+    lines = []
+    for (first, last), total in shown_totals(entry).items():
+        line = f"All causes together, {first} → {last}: "
+        if total["rounds"]:
+            line += f"{from_to(total)} ms, gain {gain(total)}, {total['verdict']}; {rounds([total])}"
+        else:
+            line += "no round holds both"
+        lines.append(line)
+    return lines
 
 
 def exclusions(steps: Sequence[Row]) -> list[str]:
-    """A line for each step that has rounds which are left out, since a run in them was flagged."""
+    """A line for each step or total that has rounds which are left out, since a run in them was flagged."""
     return [
         f"{step['from']} → {step['to']}: {count} round{'s' * (count > 1)} left out, in which the device was throttled "
         "or another process was on it; the runs are in results.csv"
