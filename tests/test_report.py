@@ -23,7 +23,8 @@ from ladder.aggregate import aggregate
 from ladder.errors import StepError
 from ladder.files import read_json, write_json
 from ladder.report import figures
-from ladder.report.build import SECTIONS, _clocks, _untimed, _value, build
+from ladder.report.build import SECTIONS, _untimed, _value, build
+from ladder.report.by_rung import CLOCKS, by_rung, runs_by_rung
 from ladder.report.console import ladder_text
 from ladder.report.page import Block, Column, Figure, page, table
 from ladder.report.read import read_table
@@ -465,13 +466,27 @@ def test_weights_are_labelled():
     assert "not known" in weights_note(None)
 
 
+def cells_of(markup):
+    return re.findall(r"<td [^>]*>([^<]*)</td>", markup.replace("\u00a0", " "))
+
+
 def test_a_gpus_clocks_are_told_by_rung_and_batch():
     ends = [f"{what}_{end}" for what in ("temperature", "sm_clock", "memory_clock") for end in ("start", "end")]
     keys = [end + ("_c" if end.startswith("t") else "_mhz") for end in ends]
     readings = {1: ("38", "40", "1980", "1980", "3201", ""), 2: ("37", "", "1980", "1965", "3201", "3201")}
     rows = [{"rung": "a", "batch": "8"} | dict(zip(keys, each, strict=True)) for each in readings.values()]
-    cells = re.findall(r"<td [^>]*>([^<]*)</td>", _clocks(rows, "").replace("\u00a0", " "))
+    cells = cells_of(by_rung(runs_by_rung(rows), {"a": "a"}, "", CLOCKS)[0])
     assert cells == ["a", "8", "37 to 40", "1965 to 1980", "3201"]
+
+
+def test_a_table_of_rungs_keeps_their_order_and_leaves_out_what_nothing_says():
+    rows = [
+        {"rung": rung, "batch": batch, "ms": ms} for rung, batch, ms in (("a", 1, 9.0), ("b", 8, None), ("b", 4, 7.0))
+    ]
+    cells = {Column("ms", "p50, ms", True): lambda row: number(row["ms"]), Column("no", "no"): lambda row: ""}
+    (told,) = by_rung(rows, {"b": "b ⚠", "a": "a"}, "", cells)
+    assert cells_of(told) == ["b ⚠", "4", "7.00", "b ⚠", "8", "", "a", "1", "9.00"]
+    assert by_rung(rows[1:2], {"b": "b"}, "", cells) == []
 
 
 def test_a_gpu_without_a_name_has_peaks_of_its_own():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,8 @@ from ladder.errors import StepError
 from ladder.files import read_json, write_text
 from ladder.records import read_latencies
 from ladder.report import figures
-from ladder.report.page import Block, Column, Figure, page, start, table
+from ladder.report.by_rung import CLOCKS, THROUGHPUT, UTILISATION, by_rung, runs_by_rung
+from ladder.report.page import Block, Column, Figure, held, page, start, table
 from ladder.report.read import read_table
 from ladder.report.text import (
     NO_STEPS,
@@ -172,53 +173,35 @@ def _sum(steps: Sequence[Row]) -> str:
 
 
 def _throughput(summary: Row, results: Path) -> list[Block]:
-    columns = (
+    saturation = (
         Column("rung", "rung"),
-        Column("batch", "batch", True),
-        Column("median", "median, images/s", True),
-        Column("range", "lowest to highest", True),
-        Column("rounds", "rounds", True),
+        Column("point", "saturation point"),
+        Column("highest", "highest, images/s", True),
     )
-    points = (Column("rung", "rung"), Column("point", "saturation point"), Column("highest", "highest, images/s", True))
     blocks = []
-    for (platform, model, ladder), entries in _ladders(summary).items():
-        names = {rung["name"]: marked(rung) for entry in entries for rung in entry["rungs"]}
-        rows, marks = (
-            sorted(
-                (
-                    row | {"rung": names[row["rung"]]}
-                    for row in summary[key]
-                    if _place(row) == (platform, model, ladder)
-                ),
-                key=lambda row: list(names.values()).index(row["rung"]),
-            )
-            for key in ("throughput", "saturation")
+    for place_, entries in _ladders(summary).items():
+        platform, model, ladder = place_
+        names = _names(entries)
+        measured, marks, used = (
+            [row for row in summary[key] if _place(row) == place_]
+            for key in ("throughput", "saturation", "utilisation")
         )
         heading = f"{model} (ladder {ladder}, platform {platform})"
-        if not rows:
+        if not measured:
             blocks.append(Block(heading, text=["No throughput was measured."]))
             continue
-        cells = [
-            {
-                "rung": row["rung"],
-                "batch": str(row["batch"]),
-                "median": number(row["median_ips"]),
-                "range": f"{number(row['min_ips'])} to {number(row['max_ips'])}",
-                "rounds": str(row["rounds"]),
-            }
-            for row in rows
-        ]
+        points = [mark | {"rung": names[mark["rung"]]} for mark in sorted(marks, key=_in_order(names))]
+        drawn = [row | {"rung": names[row["rung"]]} for row in sorted(measured, key=_in_order(names))]
         ends = [
             {"rung": mark["rung"], "point": saturation_point(mark), "highest": number(mark["highest_ips"])}
-            for mark in marks
+            for mark in points
         ]
         weights = f"Weights {weights_note(entries[0]['weights'])}"
-        chart = Figure("Throughput against batch", figures.throughput(rows, marks, list(names.values())))
-        used = [row for row in summary["utilisation"] if _place(row) == (platform, model, ladder)]
+        chart = Figure("Throughput against batch", figures.throughput(drawn, points, list(names.values())))
         told = [
-            table(points, ends, f"Saturation. {weights}"),
-            table(columns, cells, f"Throughput. {weights}"),
-            *_utilisation_tables(used, names, f"Utilisation. {weights}"),
+            table(saturation, ends, f"Saturation. {weights}"),
+            *by_rung(measured, names, f"Throughput. {weights}", THROUGHPUT),
+            *by_rung(used, names, f"Utilisation. {weights}", UTILISATION),
         ]
         said = list(dict.fromkeys(note for entry in entries for note in audit_notes(entry)))
         said += [line for each in summary["peaks"] if each["platform"] == platform and (line := peaks_note(each))]
@@ -226,32 +209,14 @@ def _throughput(summary: Row, results: Path) -> list[Block]:
     return blocks
 
 
-def _utilisation_tables(used: Sequence[Row], names: dict[str, str], caption: str) -> list[Any]:
-    """What each rung reaches of the device's peaks and what holds it back; none where nothing of it is known."""
-    columns = (
-        Column("rung", "rung"),
-        Column("batch", "batch", True),
-        Column("tflops", "achieved, TFLOPS", True),
-        Column("compute", "of the compute peak", True),
-        Column("bandwidth", "of the bandwidth peak", True),
-        Column("host", "host share", True),
-        Column("bound", "bound by"),
-    )
-    rows = [
-        {
-            "rung": names[row["rung"]],
-            "batch": str(row["batch"]),
-            "tflops": number(row["achieved_tflops"]),
-            "compute": percent(row["peak_compute_pct"]),
-            "bandwidth": f"{low} to {high}" if (low := percent(row["peak_bandwidth_pct"])) and high else low,
-            "host": percent(row["host_share_pct"]),
-            "bound": row["bound"] or "",
-        }
-        for row in sorted(used, key=lambda row: list(names).index(row["rung"]))
-        for high in (percent(row["unfused_bandwidth_pct"]),)
-    ]
-    held = [column for column in columns if any(row[column.key] for row in rows)]
-    return [table(held, rows, caption)] if len(held) > 2 else []
+def _names(entries: Sequence[Row]) -> dict[str, str]:
+    """The rungs of a ladder in their order, and how they are shown."""
+    return {rung["name"]: marked(rung) for entry in entries for rung in entry["rungs"]}
+
+
+def _in_order(names: Mapping[str, str]) -> Callable[[Row], int]:
+    order = list(names)
+    return lambda row: order.index(row["rung"])
 
 
 def _ladders(summary: Row) -> dict[tuple[str, str, str], list[Row]]:
@@ -396,9 +361,9 @@ def _audit_tables(engines: Sequence[dict[str, str]], caption: str) -> list[Any]:
         "Parity with the reference": (parity, rows),
     }
     return [
-        table([column for column in columns if any(row[column.key] for row in held)], held, f"{title}. {caption}")
-        for title, (columns, held) in titled.items()
-        if held
+        table(held(columns, chosen), chosen, f"{title}. {caption}")
+        for title, (columns, chosen) in titled.items()
+        if chosen
     ]
 
 
@@ -421,25 +386,20 @@ def _short(text: str, digits: int) -> str:
 
 
 def _environment(summary: Row, results: Path) -> list[Block]:
-    columns = (Column("name", "name"), Column("value", "value"))
     runs = read_table(results / "results.csv", tables.RESULTS)
     blocks = []
     for platform, versions in summary["versions"].items():
-        rows = [{"name": name, "value": _value(value)} for name, value in sorted(versions.items())]
-        caption = weights_notes(summary, platform)
-        blocks.append(Block(f"Versions on platform {platform}", tables=[table(columns, rows, caption)]))
+        told = _named_values(dict(sorted(versions.items())), weights_notes(summary, platform))
+        blocks.append(Block(f"Versions on platform {platform}", tables=[told]))
     for host in summary["hosts"]:
-        rows = [{"name": "device", "value": host["device_uuid"] or ""}]
-        rows += [{"name": name, "value": _value(value)} for name, value in host["state"].items()]
         caption = f"{processor(host)}, over {host['rounds']} rounds. {weights_notes(summary, host['platform'])}"
-        blocks.append(
-            Block(f"Host {host['host']} (platform {host['platform']})", tables=[table(columns, rows, caption)])
-        )
+        told = _named_values({"device": host["device_uuid"], **host["state"]}, caption)
+        blocks.append(Block(f"Host {host['host']} (platform {host['platform']})", tables=[told]))
     for (platform, model, ladder), entries in _ladders(summary).items():
-        told = {rung["rung"]: rung for rung in summary["rungs"] if _place(rung) == (platform, model, ladder)}
+        opened = {rung["rung"]: rung for rung in summary["rungs"] if _place(rung) == (platform, model, ladder)}
         several = {name for name, value in summary["versions"].get(platform, {}).items() if isinstance(value, list)}
         alike: dict[tuple[str, ...], list[Row]] = defaultdict(list)  # rungs of one runtime say the same things
-        for rung in (told[rung["name"]] for rung in entries[0]["rungs"] if rung["name"] in told):
+        for rung in (opened[rung["name"]] for rung in entries[0]["rungs"] if rung["name"] in opened):
             said = {name: value for name, value in rung["identity"].items() if name in several} | rung["facts"]
             alike[tuple(said)].append({"rung": rung["rung"], "said": said})
         caption = f"Weights {weights_note(entries[0]['weights'])}"
@@ -457,38 +417,16 @@ def _environment(summary: Row, results: Path) -> list[Block]:
         watched = [row for row in runs if _place(row) == (platform, model, ladder) and row["sm_clock_start_mhz"]]
         if watched:
             heading = f"The GPU during the runs of {model} (ladder {ladder}, platform {platform})"
-            blocks.append(Block(heading, tables=[_clocks(watched, f"Lowest to highest over rounds. {caption}")]))
+            clocks = by_rung(
+                runs_by_rung(watched), _names(entries), f"Lowest to highest over rounds. {caption}", CLOCKS
+            )
+            blocks.append(Block(heading, tables=clocks))
     return blocks or [Block(text=["Nothing was measured."])]
 
 
-def _clocks(rows: Sequence[dict[str, str]], caption: str) -> Any:
-    """Temperature and clocks of each rung and batch, from rows of results.csv."""
-    columns = (
-        Column("rung", "rung"),
-        Column("batch", "batch", True),
-        Column("temperature", "temperature, °C", True),
-        Column("sm_clock", "processors' clock, MHz", True),
-        Column("memory_clock", "memory's clock, MHz", True),
-    )
-    held: dict[tuple[str, str], list[dict[str, str]]] = defaultdict(list)
-    for row in rows:
-        held[row["rung"], row["batch"]].append(row)
-    cells = [
-        {"rung": rung, "batch": batch}
-        | {
-            "temperature": _span(runs, "temperature_start_c", "temperature_end_c"),
-            "sm_clock": _span(runs, "sm_clock_start_mhz", "sm_clock_end_mhz"),
-            "memory_clock": _span(runs, "memory_clock_start_mhz", "memory_clock_end_mhz"),
-        }
-        for (rung, batch), runs in sorted(held.items(), key=lambda item: (item[0][0], int(item[0][1])))
-    ]
-    return table(columns, cells, caption)
-
-
-def _span(rows: Sequence[dict[str, str]], *columns: str) -> str:
-    """E.g. ``38 to 42``; a single figure where all agree, empty where none is known."""
-    known = [float(row[column]) for row in rows for column in columns if row[column]]
-    return " to ".join(f"{end:g}" for end in dict.fromkeys((min(known), max(known)))) if known else ""
+def _named_values(values: Mapping[str, Any], caption: str) -> Any:
+    rows = [{"name": name, "value": _value(value)} for name, value in values.items()]
+    return table((Column("name", "name"), Column("value", "value")), rows, caption)
 
 
 def _place(row: Row) -> tuple[str, str, str]:
@@ -515,13 +453,13 @@ def _failures(summary: Row, results: Path) -> list[Block]:
     failed = Block("Failures", text=["Every planned run has a result."])
     if rows:
         failed = Block("Failures", tables=[table(columns, rows, weights_notes(summary))])
-    held = summary["warnings"]
+    found = summary["warnings"]
     warned = Block("Warnings", text=["None."])
-    if held:
+    if found:
         named = (Column("warning", "warning"), Column("scope", "concerns"))
-        shown = f"{min(len(held), WARNINGS)} of {len(held)} warnings; all of them are in summary.json"
+        shown = f"{min(len(found), WARNINGS)} of {len(found)} warnings; all of them are in summary.json"
         caption = f"{shown}. {weights_notes(summary)}"
-        warned = Block("Warnings", tables=[table(named, held[:WARNINGS], caption)])
+        warned = Block("Warnings", tables=[table(named, found[:WARNINGS], caption)])
     return [failed, warned]
 
 

@@ -58,6 +58,11 @@ def table(columns: Sequence[Column], rows: Sequence[Mapping[str, str]], caption:
     return Markup(_TABLE.render(columns=columns, rows=rows, caption=caption, width=width))
 
 
+def held(columns: Sequence[Column], rows: Sequence[Mapping[str, str]]) -> list[Column]:
+    """The columns in which any of the rows has something."""
+    return [column for column in columns if any(row[column.key] for row in rows)]
+
+
 def page(title: str, caption: str, context: Sequence[str], blocks: Sequence[Block]) -> str:
     """The whole page; ``caption`` is HTML that says how to read it, ``context`` lines that hold for all of it.
 
