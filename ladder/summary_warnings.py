@@ -35,7 +35,7 @@ def find_warnings(
         for text in record["warnings"]:
             of_rounds[NUMBER.sub("#", text)][record["path"]] = text
     found = [
-        _warning("host", _ranged(list(texts.values())), f"{len(texts)} of {len(records)} rounds")
+        _warning("host", ranged(list(texts.values())), f"{len(texts)} of {len(records)} rounds")
         for texts in of_rounds.values()
     ]
     dear = [row["parent_cpu_pct"] for row in results if (row["parent_cpu_pct"] or 0) >= PARENT_CPU_LIMIT_PCT]
@@ -136,7 +136,7 @@ def _warning(kind: str, text: str, scope: str) -> Row:
     return {"kind": kind, "warning": text, "scope": scope}
 
 
-def _ranged(texts: Sequence[str]) -> str:
+def ranged(texts: Sequence[str]) -> str:
     """Texts that differ in their figures only as one, e.g. ``load is 0.7 to 1.3``."""
     columns = zip(*(NUMBER.findall(text) for text in texts), strict=True)
     ends = [(min(column, key=float), max(column, key=float)) for column in columns]

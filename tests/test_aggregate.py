@@ -20,7 +20,7 @@ from ladder.files import read_json, write_json
 from ladder.records import device_of, read_latencies
 from ladder.report.text import saturation_point
 from ladder.summary import saturation
-from ladder.summary_warnings import _ranged, find_warnings
+from ladder.summary_warnings import find_warnings, ranged
 
 
 @pytest.fixture(scope="module")
@@ -341,7 +341,7 @@ def test_warnings_that_differ_in_figures_only_are_one(run):
     ],
 )
 def test_figures_of_merged_warnings_are_ranges(texts, one):
-    assert _ranged(texts) == one
+    assert ranged(texts) == one
 
 
 def test_rungs_of_a_ladder_say_what_their_audits_found(run):

@@ -24,8 +24,9 @@ from ladder.errors import StepError
 from ladder.files import read_json, write_json
 from ladder.report import figures
 from ladder.report.build import SECTIONS, _untimed, _value, build
-from ladder.report.by_rung import CLOCKS, by_rung, runs_by_rung
+from ladder.report.by_rung import CLOCKS, MEMORY, by_rung, runs_by_rung
 from ladder.report.console import ladder_text
+from ladder.report.energy import DISAGREES, energy_note
 from ladder.report.page import Block, Column, Figure, page, table
 from ladder.report.read import read_table
 from ladder.report.text import (
@@ -42,6 +43,8 @@ from ladder.report.text import (
     totals,
     weights_note,
 )
+from ladder.telemetry.base import Sample
+from ladder.telemetry.summary import summarise
 
 REPOSITORY = Path(__file__).parents[1]
 CAPTIONS = REPOSITORY / "docs" / "captions"
@@ -487,6 +490,69 @@ def test_a_table_of_rungs_keeps_their_order_and_leaves_out_what_nothing_says():
     (told,) = by_rung(rows, {"b": "b ⚠", "a": "a"}, "", cells)
     assert cells_of(told) == ["b ⚠", "4", "7.00", "b ⚠", "8", "", "a", "1", "9.00"]
     assert by_rung(rows[1:2], {"b": "b"}, "", cells) == []
+
+
+GPU_RUN = {"device": "cuda", "power_w": "", "energy_missing": ""}
+STILL, UNTOLD = ({**GPU_RUN, "energy_missing": text} for text in ("it stands still", "no energy counter is told"))
+WRONG = [GPU_RUN | {"energy_missing": f"the energy counter gives {w} W, the power readings 80 W"} for w in (200, 210)]
+
+
+@pytest.mark.parametrize(
+    ("runs", "asked_s", "text"),
+    [
+        ([GPU_RUN | {"device": "cpu"}], 1.0, "Platform p has no energy: it is read of GPUs only."),
+        ([GPU_RUN | {"power_w": "412.5"}], 10.0, ""),
+        ([STILL, STILL, UNTOLD, GPU_RUN | {"power_w": "412.5"}], 1.5,
+         "Platform p has no energy in 3 of 4 runs: it stands still (2), no energy counter is told (1). A short "
+         "throughput pass sees too little of the counter: set measure.throughput_seconds to 10 (it was 1.5) "
+         "and call again."),
+        ([UNTOLD], None,
+         "Platform p has no energy in 1 of 1 runs: no energy counter is told (1). A short throughput pass sees "
+         "too little of the counter: set measure.throughput_seconds to 10 and call again."),
+        ([STILL], 10.0,
+         "Platform p has no energy in 1 of 1 runs: it stands still (1). Throughput passes of 10 s are long enough for "
+         "a counter that works: where it has too few steps longer ones may help, else the GPU, its driver or a container "
+         "does not give it."),
+        (WRONG, 1.0,
+         "Platform p has no energy in 2 of 2 runs: the energy counter gives 200 to 210 W, the power readings 80 W (2). "
+         "That counter is wrong or counts in another unit than it says; no setting changes that."),
+    ],
+)  # fmt: skip
+def test_missing_energy_is_told_with_its_reasons_and_what_to_do(runs, asked_s, text):
+    assert energy_note("p", runs, asked_s) == text
+
+
+def test_reasons_of_missing_energy_are_those_that_the_telemetry_gives():
+    seconds = [Sample(at * 10**9, 0, energy_j=500.0 * at, power_w=100.0, temperature_c=40.0) for at in range(40)]
+    columns = summarise(
+        seconds, {"pid": 1, "opening_ns": 0, "loops_ns": [(0, 1)], "throughput_ns": (0, 39 * 10**9)}, 10, 1
+    )
+    assert columns["energy_missing"].startswith(DISAGREES)
+
+
+def test_the_report_says_once_a_platform_why_energy_is_missing(report):
+    pages = {path.stem: without_scripts(path.read_text(encoding="utf-8")) for path in (report[1] / "report").iterdir()}
+    for line in (
+        "Platform synthetic-cpu has no energy: it is read of GPUs only.",
+        "Platform synthetic-gpu has no energy in 32 of 32 runs: the GPU was not looked at in the throughput pass (32).",
+    ):
+        assert [html.count(line) for name, html in pages.items() if line in html] == [1]
+        assert line in pages["throughput"]
+
+
+def test_memory_and_percentiles_are_told_with_their_units(report):
+    pages = {
+        name: without_scripts((report[1] / "report" / f"{name}.html").read_text(encoding="utf-8"))
+        for name in ("throughput", "latency")
+    }
+    assert pages["throughput"].count("<caption>Peak memory, lowest to highest over rounds. Weights") == 2
+    assert '<td data-title="process, MB" class="number">410</td>' in pages["throughput"]  # rounded half to even
+    assert pages["latency"].count('<td data-title="p99, ms"') == 14  # a row a rung and batch
+    run = {"device_mem_source": "device"} | dict.fromkeys(
+        ("process_mem_mb", "device_mem_mb", "allocator_mem_mb", "weights_mb", "activations_mb", "context_mb"), ""
+    )
+    runs = [{"rung": "a", "batch": 1, "runs": [run | {"device_mem_mb": "1907.2"}, run | {"device_mem_mb": ""}]}]
+    assert cells_of(by_rung(runs, {"a": "a"}, "", MEMORY)[0]) == ["a", "1", "1,907", "the whole GPU"]
 
 
 def test_a_gpu_without_a_name_has_peaks_of_its_own():

@@ -16,7 +16,17 @@ from ladder.errors import StepError
 from ladder.files import read_json, write_text
 from ladder.records import read_latencies
 from ladder.report import figures
-from ladder.report.by_rung import CLOCKS, THROUGHPUT, UTILISATION, by_rung, runs_by_rung
+from ladder.report.by_rung import (
+    CLOCKS,
+    ENERGY,
+    MEMORY,
+    PERCENTILES,
+    THROUGHPUT,
+    UTILISATION,
+    by_rung,
+    runs_by_rung,
+)
+from ladder.report.energy import energy_note
 from ladder.report.page import Block, Column, Figure, held, page, start, table
 from ladder.report.read import read_table
 from ladder.report.text import (
@@ -178,10 +188,12 @@ def _throughput(summary: Row, results: Path) -> list[Block]:
         Column("point", "saturation point"),
         Column("highest", "highest, images/s", True),
     )
+    runs = read_table(results / "results.csv", tables.RESULTS)
     blocks = []
     for place_, entries in _ladders(summary).items():
         platform, model, ladder = place_
         names = _names(entries)
+        read = runs_by_rung([row for row in runs if _place(row) == place_])
         measured, marks, used = (
             [row for row in summary[key] if _place(row) == place_]
             for key in ("throughput", "saturation", "utilisation")
@@ -202,11 +214,23 @@ def _throughput(summary: Row, results: Path) -> list[Block]:
             table(saturation, ends, f"Saturation. {weights}"),
             *by_rung(measured, names, f"Throughput. {weights}", THROUGHPUT),
             *by_rung(used, names, f"Utilisation. {weights}", UTILISATION),
+            *by_rung(read, names, f"Peak memory, lowest to highest over rounds. {weights}", MEMORY),
+            *by_rung(read, names, f"Power and energy, lowest to highest over rounds. {weights}", ENERGY),
         ]
         said = list(dict.fromkeys(note for entry in entries for note in audit_notes(entry)))
         said += [line for each in summary["peaks"] if each["platform"] == platform and (line := peaks_note(each))]
         blocks.append(Block(heading, figures=[chart], tables=told, notes=said))
+    if said := _energy_notes(summary, runs):
+        blocks.append(Block("Why energy is missing", text=said))
     return blocks
+
+
+def _energy_notes(summary: Row, runs: Sequence[dict[str, str]]) -> list[str]:
+    asked_s = (summary["protocol"] or {"measure": {}})["measure"].get("throughput_seconds")
+    found = []
+    for platform in dict.fromkeys(row["platform"] for row in runs):
+        found.append(energy_note(platform, [row for row in runs if row["platform"] == platform], asked_s))
+    return [note for note in found if note]
 
 
 def _names(entries: Sequence[Row]) -> dict[str, str]:
@@ -231,13 +255,19 @@ def _latency(summary: Row, results: Path) -> list[Block]:
     by_place: dict[tuple[str, ...], list[dict[str, str]]] = defaultdict(list)
     for row in read_table(results / "results.csv", tables.RESULTS):
         by_place[tuple(row[key] for key in ("platform", "model", "ladder", "batch"))].append(row)
-    panels = sum(len({row["rung"] for row in rows}) for rows in by_place.values())
-    limit = max(200, figures.LATENCY_POINTS // max(1, panels))
+    count = sum(len({row["rung"] for row in rows}) for rows in by_place.values())
+    limit = max(200, figures.LATENCY_POINTS // max(1, count))
     blocks = []
     for entry in summary["ladders"]:
         rows = by_place[entry["platform"], entry["model"], entry["ladder"], str(entry["batch"])]
-        text = [f"Weights {weights_note(entry['weights'])}", *([] if rows else ["Nothing was measured."])]
-        blocks.append(Block(place(entry), text=text, figures=_panels(entry, rows, limit), notes=audit_notes(entry)))
+        weights = f"Weights {weights_note(entry['weights'])}"
+        pooled = [row for row in summary["latency"] if _place(row) == _place(entry) and row["batch"] == entry["batch"]]
+        told = by_rung(
+            pooled, _names([entry]), f"Percentiles over the iterations of all rounds. {weights}", PERCENTILES
+        )
+        text = [weights, *([] if rows else ["Nothing was measured."])]
+        panels = _panels(entry, rows, limit)
+        blocks.append(Block(place(entry), text=text, figures=panels, tables=told, notes=audit_notes(entry)))
     return blocks
 
 
@@ -466,7 +496,7 @@ def _failures(summary: Row, results: Path) -> list[Block]:
 SECTIONS: dict[str, tuple[str, Callable[[Row, Path], list[Block]]]] = {
     "ladder": ("Ladder: one cause a step", _ladder),
     "waterfall": ("Waterfall of causes", _waterfall),
-    "throughput": ("Throughput against batch", _throughput),
+    "throughput": ("Throughput, memory and energy", _throughput),
     "latency": ("Latency in arrival order", _latency),
     "audit": ("Precision audit", _audit),
     "environment": ("Environment", _environment),

@@ -45,20 +45,26 @@ def _over(*columns: str, told: Callable[[float], str] = number) -> Callable[[Row
     return tell
 
 
+def _number(key: str) -> Callable[[Row], str]:
+    return lambda row: number(row[key])
+
+
 def _bandwidth(row: Row) -> str:
     least, unfused = percent(row["peak_bandwidth_pct"]), percent(row["unfused_bandwidth_pct"])
     return f"{least} to {unfused}" if least and unfused else least
 
 
+COUNTED_FOR = {"process": "the process", "device": "the whole GPU"}  # by device_mem_source
+
 THROUGHPUT: Cells = {
-    Column("median", "median, images/s", True): lambda row: number(row["median_ips"]),
+    Column("median", "median, images/s", True): _number("median_ips"),
     Column("range", "lowest to highest, images/s", True): lambda row: (
         f"{number(row['min_ips'])} to {number(row['max_ips'])}"
     ),
     Column("rounds", "rounds", True): lambda row: str(row["rounds"]),
 }
 UTILISATION: Cells = {
-    Column("tflops", "achieved, TFLOPS", True): lambda row: number(row["achieved_tflops"]),
+    Column("tflops", "achieved, TFLOPS", True): _number("achieved_tflops"),
     Column("compute", "of the compute peak", True): lambda row: percent(row["peak_compute_pct"]),
     Column("bandwidth", "of the bandwidth peak", True): _bandwidth,
     Column("host", "host share", True): lambda row: percent(row["host_share_pct"]),
@@ -74,4 +80,27 @@ CLOCKS: Cells = {
     Column("memory_clock", "memory's clock, MHz", True): _over(
         "memory_clock_start_mhz", "memory_clock_end_mhz", told="{:g}".format
     ),
+}
+PERCENTILES: Cells = {
+    **{Column(name, f"{name}, ms", True): _number(f"{name}_ms") for name in ("p50", "p90", "p95", "p99")},
+    Column("iterations", "iterations", True): lambda row: f"{row['iterations']:,}",
+    Column("rounds", "rounds", True): lambda row: str(row["rounds"]),
+}
+MEMORY: Cells = {
+    Column("process", "process, MB", True): _over("process_mem_mb"),
+    Column("device", "GPU, MB", True): _over("device_mem_mb"),
+    Column("source", "GPU's, counted for"): lambda row: " or ".join(
+        words for source, words in COUNTED_FOR.items() if any(run["device_mem_source"] == source for run in row["runs"])
+    ),
+    Column("allocator", "runtime's allocator, MB", True): _over("allocator_mem_mb"),
+    Column("weights", "weights, MB", True): _over("weights_mb"),
+    Column("activations", "activations, MB", True): _over("activations_mb"),
+    Column("context", "context, MB", True): _over("context_mb"),
+}
+ENERGY: Cells = {
+    Column("power", "power, W", True): _over("power_w"),
+    Column("energy", "energy, J per image", True): _over("energy_j_per_image"),
+    Column("efficiency", "images/s per W", True): _over("ips_per_w"),
+    Column("window", "over, s", True): _over("energy_window_s"),
+    Column("idle", "idle power, W", True): _over("idle_power_w"),
 }
