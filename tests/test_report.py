@@ -23,7 +23,7 @@ from ladder.aggregate import aggregate
 from ladder.errors import StepError
 from ladder.files import read_json, write_json
 from ladder.report import figures
-from ladder.report.build import SECTIONS, _untimed, _value, build
+from ladder.report.build import SECTIONS, _rungs_of_engines, _untimed, _value, build
 from ladder.report.by_rung import CLOCKS, MEMORY, by_rung, runs_by_rung
 from ladder.report.console import ladder_text
 from ladder.report.energy import DISAGREES, energy_note
@@ -381,6 +381,18 @@ def test_the_chart_of_time_says_what_it_leaves_out(report):
     assert _untimed(nodes[:1]) == ""
 
 
+def test_the_audit_names_the_rungs_that_use_an_engine(report):
+    html = without_scripts((report[1] / "report" / "audit.html").read_text(encoding="utf-8"))
+    assert '<td data-title="of the rungs" class="rungs">onnxruntime-int8 ⚠</td>' in html
+    assert re.search(r"<h3>onnxruntime-int8</h3>\s*<p>onnxruntime-int8 ⚠</p>", html)
+    place = {"platform": "p", "model": "m"}
+    rungs = [{"name": name, "engine": "e", "verdict": "pass"} for name in ("eager", "graph")]
+    entry = {**place, "ladder": "l", "rungs": rungs}
+    assert _rungs_of_engines({"ladders": [entry, entry]}) == {("p", "m", "e"): "eager, graph"}
+    told = _rungs_of_engines({"ladders": [entry, {**entry, "ladder": "k", "rungs": rungs[:1]}]})
+    assert told == {("p", "m", "e"): "eager (l), graph (l), eager (k)"}
+
+
 def test_a_page_of_many_parts_is_folded_and_draws_a_figure_only_when_it_is_near():
     figure = Figure("f", {"title": "t"})
     many, few = ([Block(f"part {i}", figures=[figure]) for i in range(count)] for count in (9, 8))
@@ -511,8 +523,8 @@ WRONG = [GPU_RUN | {"energy_missing": f"the energy counter gives {w} W, the powe
          "too little of the counter: set measure.throughput_seconds to 10 and call again."),
         ([STILL], 10.0,
          "Platform p has no energy in 1 of 1 runs: it stands still (1). Throughput passes of 10 s are long enough for "
-         "a counter that works: where it has too few steps longer ones may help, else the GPU, its driver or a container "
-         "does not give it."),
+         "a counter that works: where it has too few steps longer ones may help, else the GPU, its driver or a "
+         "container does not give it."),
         (WRONG, 1.0,
          "Platform p has no energy in 2 of 2 runs: the energy counter gives 200 to 210 W, the power readings 80 W (2). "
          "That counter is wrong or counts in another unit than it says; no setting changes that."),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
@@ -289,9 +289,11 @@ def _panels(entry: Row, rows: Sequence[dict[str, str]], limit: int) -> list[Figu
 
 def _audit(summary: Row, results: Path) -> list[Block]:
     rows = read_table(results / "audit.csv", tables.AUDIT)
+    users = _rungs_of_engines(summary)
     blocks = []
     for (platform, model), group in groupby(rows, key=lambda row: (row["platform"], row["model"])):
-        engines = list(group)
+        engines = [row | {"rungs": users.get((platform, model, row["engine"]), "")} for row in group]
+        rungs = {engine["engine"]: engine["rungs"] for engine in engines}
         nodes = [node for node in summary["nodes"] if (node["platform"], node["model"]) == (platform, model)]
         timed = [node for node in nodes if node["time_ms"] is not None]
         charts = []
@@ -304,11 +306,22 @@ def _audit(summary: Row, results: Path) -> list[Block]:
         caption = "Weights " + ", ".join(weights_note(label or None) for label in labels)
         blocks.append(Block(f"{model} (platform {platform})", figures=charts, tables=_audit_tables(engines, caption)))
         types = [
-            Figure(name, figures.nodes(_largest_types(list(held)), "type", "nodes", "nodes"))
-            for name, held in groupby(nodes, key=lambda node: node["engine"])
+            Figure(name, figures.nodes(_largest_types(list(listed)), "type", "nodes", "nodes"), rungs.get(name, ""))
+            for name, listed in groupby(nodes, key=lambda node: node["engine"])
         ]
         blocks.append(Block(f"{model} (platform {platform}): nodes by type", figures=types))
     return blocks or [Block(text=["No engine was audited."])]
+
+
+def _rungs_of_engines(summary: Row) -> dict[tuple[str, str, str], str]:
+    """The rungs that run each engine, as they are shown; with their ladder where a model has several of them."""
+    several = Counter((platform, model) for platform, model, _ in _ladders(summary))
+    users: dict[tuple[str, str, str], dict[str, None]] = defaultdict(dict)  # a set that keeps the order
+    for entry in summary["ladders"]:
+        of_ladder = f" ({entry['ladder']})" if several[entry["platform"], entry["model"]] > 1 else ""
+        for rung in entry["rungs"]:
+            users[entry["platform"], entry["model"], rung["engine"]][marked(rung) + of_ladder] = None
+    return {engine: ", ".join(names) for engine, names in users.items()}
 
 
 def _untimed(nodes: Sequence[Row]) -> str:
@@ -338,6 +351,7 @@ def _largest_types(nodes: Sequence[Row]) -> list[Row]:
 def _audit_tables(engines: Sequence[dict[str, str]], caption: str) -> list[Any]:
     precision = (
         Column("engine", "engine"),
+        Column("rungs", "of the rungs"),
         Column("requested_precision", "requested"),
         Column("flops", "share of FLOPs", True),
         Column("time", "share of time", True),
@@ -348,11 +362,11 @@ def _audit_tables(engines: Sequence[dict[str, str]], caption: str) -> list[Any]:
     )
     file = (
         Column("engine", "engine"),
-        Column("onnx", "nodes in it", True),
-        Column("kept_by_range", "not: out of range", True),
-        Column("kept_by_op", "not: operator lacks it", True),
-        Column("kept_by_exclusion", "not: excluded", True),
-        Column("kept_by_other", "not: reason unknown", True),
+        Column("onnx", "nodes in the precision", True),
+        Column("kept_by_range", "kept: out of range", True),
+        Column("kept_by_op", "kept: operator lacks it", True),
+        Column("kept_by_exclusion", "kept: excluded", True),
+        Column("kept_by_other", "kept: reason unknown", True),
     )
     parity = (
         Column("engine", "engine"),
