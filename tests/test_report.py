@@ -23,7 +23,16 @@ from ladder.aggregate import aggregate
 from ladder.errors import StepError
 from ladder.files import read_json, write_json
 from ladder.report import figures
-from ladder.report.build import SECTIONS, _rungs_of_engines, _untimed, _value, build
+from ladder.report.build import (
+    SECTIONS,
+    _environment,
+    _named_values,
+    _reading,
+    _rungs_of_engines,
+    _untimed,
+    _value,
+    build,
+)
 from ladder.report.by_rung import CLOCKS, MEMORY, by_rung, runs_by_rung
 from ladder.report.console import ladder_text
 from ladder.report.energy import DISAGREES, energy_note
@@ -582,6 +591,36 @@ def test_a_gpu_without_a_name_has_peaks_of_its_own():
 )  # fmt: skip
 def test_a_reading_is_told_as_it_is(value, text):
     assert _value(value) == text
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "text"),
+    [
+        ("static_batch", None, "none: its batch is dynamic"), ("static_batch", 8, "8"),
+        ("cpu_quota", None, "none found"), ("cpu_quota", 1.5, "1.5"), ("governor", None, ""),
+    ],
+)  # fmt: skip
+def test_what_is_not_there_is_told_apart_from_what_could_not_be_read(name, value, text):
+    assert _reading(name, value) == text
+    assert cells_of(_named_values({name: value}, "")) == [name, text]
+
+
+def test_the_environment_says_how_runs_were_timed_and_what_was_asked_of_each_rung(report, tmp_path):
+    html = without_scripts((report[1] / "report" / "environment.html").read_text(encoding="utf-8"))
+    row = re.search(r">onnxruntime-int8 ⚠</td>.*?</tr>", html, flags=re.DOTALL)[0]
+    for title, value in {"precision": "int8", "transfers": "excluded", "threads": "2", "options": "none"}.items():
+        assert f'<td data-title="{title}" class="{title}">{value}</td>' in row
+    assert "<h2>How runs were timed" not in html  # this plan does not tell
+    protocol = {
+        "measure": {"throughput_seconds": 1.5, "iterations": None},
+        "inputs": {"m": {"height": 640, "width": 480}},
+    }
+    blocks = _environment(report[0] | {"protocol": protocol}, report[1])
+    assert blocks[0].heading == "How runs were timed"
+    assert cells_of(blocks[0].tables[0])[:6] == [
+        "throughput_seconds", "1.5", "iterations", "as many as the other settings ask for", "inputs.m",
+        "height 640, width 480",
+    ]  # fmt: skip
 
 
 def test_scripts_write_the_pages_and_show_the_ladder(report, tmp_path):

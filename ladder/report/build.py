@@ -58,6 +58,11 @@ from ladder.report.text import (
 
 AUDIT_TYPES = 20  # operator types a figure shows; the rest is in one bar
 WARNINGS = 200  # rows shown; all stand in summary.json
+NONE_MEANS = {  # where nothing is an answer, and not that it could not be read
+    "static_batch": "none: its batch is dynamic",
+    "cpu_quota": "none found",
+    "iterations": "as many as the other settings ask for",
+}
 
 
 def build(results: Path, captions: Path, destination: Path) -> list[Path]:
@@ -432,6 +437,10 @@ def _short(text: str, digits: int) -> str:
 def _environment(summary: Row, results: Path) -> list[Block]:
     runs = read_table(results / "results.csv", tables.RESULTS)
     blocks = []
+    if protocol := summary["protocol"]:
+        inputs = {f"inputs.{model}": value for model, value in protocol["inputs"].items()}
+        told = _named_values(protocol["measure"] | inputs, weights_notes(summary))
+        blocks.append(Block("How runs were timed", tables=[told]))
     for platform, versions in summary["versions"].items():
         told = _named_values(dict(sorted(versions.items())), weights_notes(summary, platform))
         blocks.append(Block(f"Versions on platform {platform}", tables=[told]))
@@ -439,42 +448,68 @@ def _environment(summary: Row, results: Path) -> list[Block]:
         caption = f"{processor(host)}, over {host['rounds']} rounds. {weights_notes(summary, host['platform'])}"
         told = _named_values({"device": host["device_uuid"], **host["state"]}, caption)
         blocks.append(Block(f"Host {host['host']} (platform {host['platform']})", tables=[told]))
-    for (platform, model, ladder), entries in _ladders(summary).items():
-        opened = {rung["rung"]: rung for rung in summary["rungs"] if _place(rung) == (platform, model, ladder)}
-        several = {name for name, value in summary["versions"].get(platform, {}).items() if isinstance(value, list)}
-        alike: dict[tuple[str, ...], list[Row]] = defaultdict(list)  # rungs of one runtime say the same things
-        for rung in (opened[rung["name"]] for rung in entries[0]["rungs"] if rung["name"] in opened):
-            said = {name: value for name, value in rung["identity"].items() if name in several} | rung["facts"]
-            alike[tuple(said)].append({"rung": rung["rung"], "said": said})
-        caption = f"Weights {weights_note(entries[0]['weights'])}"
-        shown_tables = []
-        for names, rungs in alike.items():
-            named = [Column(f"value {index}", rung["rung"]) for index, rung in enumerate(rungs)]
-            values = [
-                {f"value {index}": _value(rung["said"][name]) for index, rung in enumerate(rungs)} | {"name": name}
-                for name in names
-            ]
-            shown_tables.append(table((Column("name", "read back"), *named), values, caption))
-        if shown_tables:
-            heading = f"What the runtimes of {model} say of themselves (ladder {ladder}, platform {platform})"
-            blocks.append(Block(heading, tables=shown_tables))
-        watched = [row for row in runs if _place(row) == (platform, model, ladder) and row["sm_clock_start_mhz"]]
-        if watched:
-            heading = f"The GPU during the runs of {model} (ladder {ladder}, platform {platform})"
-            clocks = by_rung(
-                runs_by_rung(watched), _names(entries), f"Lowest to highest over rounds. {caption}", CLOCKS
-            )
-            blocks.append(Block(heading, tables=clocks))
+    for place_, entries in _ladders(summary).items():
+        platform, model, ladder = place_
+        mine = [row for row in runs if _place(row) == place_]
+        if not mine:
+            continue
+        of, names, caption = (
+            f"(ladder {ladder}, platform {platform})",
+            _names(entries),
+            weights_note(entries[0]["weights"]),
+        )
+        asked = _factors(mine, names, f"Weights {caption}")
+        blocks.append(Block(f"What was asked of the rungs of {model} {of}", tables=[asked]))
+        opened = [rung for rung in summary["rungs"] if _place(rung) == place_]
+        said = _facts(opened, names, summary["versions"].get(platform, {}), f"Weights {caption}")
+        blocks.append(Block(f"What the runtimes of {model} say of themselves {of}", tables=said))
+        watched = [row for row in mine if row["sm_clock_start_mhz"]]
+        if clocks := by_rung(runs_by_rung(watched), names, f"Lowest to highest over rounds. Weights {caption}", CLOCKS):
+            blocks.append(Block(f"The GPU during the runs of {model} {of}", tables=clocks))
     return blocks or [Block(text=["Nothing was measured."])]
 
 
+def _factors(runs: Sequence[dict[str, str]], names: Mapping[str, str], caption: str) -> Any:
+    """The factors of each rung, of which a step changes those that its cause allows."""
+    found = {row["rung"]: row for row in runs}
+    rows = [
+        {**row, "rung": shown_as, "options": row["options"] if row["options"] != "{}" else "none"}
+        for rung, shown_as in names.items()
+        if (row := found.get(rung))
+    ]
+    columns = (Column("rung", "rung"), Column("stack", "stack"), *(Column(name, name) for name in tables.FACTORS))
+    return table(columns, rows, caption)
+
+
+def _facts(opened: Sequence[Row], names: Mapping[str, str], versions: Row, caption: str) -> list[Any]:
+    """What runtimes read back, a table for all rungs that say the same things; and versions that differ among rungs."""
+    several = {name for name, value in versions.items() if isinstance(value, list)}
+    alike: dict[tuple[str, ...], list[Row]] = defaultdict(list)
+    for rung in sorted(opened, key=_in_order(names)):
+        said = {name: value for name, value in rung["identity"].items() if name in several} | rung["facts"]
+        alike[tuple(said)].append({"rung": rung["rung"], "said": said})
+    found = []
+    for asked, rungs in alike.items():
+        columns = [Column(f"value {index}", rung["rung"]) for index, rung in enumerate(rungs)]
+        rows = [
+            {f"value {index}": _reading(name, rung["said"][name]) for index, rung in enumerate(rungs)} | {"name": name}
+            for name in asked
+        ]
+        found.append(table((Column("name", "read back"), *columns), rows, caption))
+    return found
+
+
 def _named_values(values: Mapping[str, Any], caption: str) -> Any:
-    rows = [{"name": name, "value": _value(value)} for name, value in values.items()]
+    rows = [{"name": name, "value": _reading(name, value)} for name, value in values.items()]
     return table((Column("name", "name"), Column("value", "value")), rows, caption)
 
 
 def _place(row: Row) -> tuple[str, str, str]:
     return row["platform"], row["model"], row["ladder"]
+
+
+def _reading(name: str, value: Any) -> str:
+    return NONE_MEANS[name] if value is None and name in NONE_MEANS else _value(value)
 
 
 def _value(value: Any) -> str:
@@ -485,6 +520,8 @@ def _value(value: Any) -> str:
         return "yes" if value else "no"
     if isinstance(value, dict) and set(value) == {"min", "max"}:
         return f"{value['min']} to {value['max']}"
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {_value(each)}" for name, each in value.items()) or "none"
     if isinstance(value, list):
         items = [f"[{_value(item)}]" if isinstance(item, list) else _value(item) or "unreadable" for item in value]
         return ", ".join(items) or "none"

@@ -154,7 +154,7 @@ STYLE = Markup(
 .ladder th { font-size: .85rem; font-weight: 600; color: #555; }
 .ladder .number { text-align: right; }
 .ladder td.ran_in { min-width: 8.5rem; }
-.ladder td.value { overflow-wrap: anywhere; min-width: 8rem; }
+.ladder td.value, .ladder td.name { overflow-wrap: anywhere; min-width: 8rem; }
 .ladder .faster { color: #00664b; font-weight: 600; }
 .ladder .slower, .ladder .warn, .ladder .exclude, .ladder .failed { color: #a84300; font-weight: 600; }
 .ladder .verdict, .ladder .scope { white-space: nowrap; }
