@@ -27,8 +27,8 @@ def find_warnings(
 ) -> list[Row]:
     """What a reader has to know before trusting the tables, each with the rounds, runs or engines it concerns.
 
-    ``kind`` is ``host`` (said before or in a round), ``workflow``, ``files``, ``device``, ``audit``, ``busy`` or
-    ``unsteady``.
+    ``kind`` is ``host`` (said before or in a round), ``workflow``, ``files``, ``device``, ``throughput``,
+    ``audit``, ``busy`` or ``unsteady``.
     """
     of_rounds: dict[str, dict[Path, str]] = defaultdict(dict)
     for record in records:
@@ -62,6 +62,12 @@ def find_warnings(
         if unknown := [row for row in watched if row[flag] is None]:
             text = f"whether the device was {flag} is not known: it did not tell, or was not looked at in time"
             found.append(_warning("device", text, f"{len(unknown)} of {len(watched)} runs on a GPU"))
+    for runs in of_rung.values():  # no flag: latencies and verdicts do not rest on that pass
+        if slowed := [row for row in runs if attribution.flagged(row["throughput_throttled"])]:
+            row = slowed[0]
+            text = f"{_named(row)} was throttled in its throughput pass: images/s, utilisation and energy are of lower "
+            text += f"clocks; in round {row['round']}: {row['throughput_throttled']}"
+            found.append(_warning("throughput", text, f"{len(slowed)} of {len(runs)} runs"))
     for row in (audit["row"] for audit in audited):
         if row["verdict"] == "warn":
             found.append(_warning("audit", f"{row['model']}, {row['engine']}: {row['reason']}", "engine"))

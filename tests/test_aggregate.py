@@ -448,6 +448,18 @@ def test_flagged_runs_stay_in_the_table_leave_the_verdicts_and_are_told(run):
     assert {step["rounds_excluded"] for entry in kept["ladders"] for step in entry["steps"]} == {0}
 
 
+def test_a_throughput_pass_that_was_throttled_is_warned_of_and_leaves_the_verdicts_alone(run):
+    plan, rounds, audits, out = run
+    rows = read_json(rounds[0])["rows"]
+    change(
+        rounds[0], rows=[row | {"throughput_throttled": "power cap"} for row in rows if row["rung"] == "openvino-int8"]
+    )
+    summary = aggregate(plan, rounds[:1], audits, out)
+    (said,) = [w for w in summary["warnings"] if w["kind"] == "throughput"]
+    assert said["warning"].endswith("are of lower clocks; in round 1: power cap") and said["scope"] == "1 of 1 runs"
+    assert not [step for step in summary["ladders"][0]["steps"] if step["rounds_excluded"]]
+
+
 def test_versions_and_host_state_are_told_once_or_with_all_their_values(run):
     plan, rounds, audits, out = run
     record = read_json(rounds[0])

@@ -25,6 +25,8 @@ from ladder.files import read_json, write_json
 from ladder.report import figures
 from ladder.report.build import (
     SECTIONS,
+    _disturbances,
+    _disturbed,
     _environment,
     _named_values,
     _reading,
@@ -388,6 +390,29 @@ def test_the_chart_of_time_says_what_it_leaves_out(report):
     nodes = [{"engine": "a", "nodes": 3, "time_ms": 1.0}, {"engine": "a", "nodes": 2, "time_ms": None}]
     assert _untimed(nodes) == "Left out, since their runtimes do not time them: a (2 of 5 nodes)."
     assert _untimed(nodes[:1]) == ""
+
+
+def test_each_step_says_what_disturbed_its_runs(report):
+    summary, results = report
+    html = without_scripts((results / "report" / "ladder.html").read_text(encoding="utf-8"))
+    assert html.count('<td data-title="disturbed" class="disturbed">') == 4 + 4 + 4
+    assert "disturbed" not in (results / "report" / "start.html").read_text(encoding="utf-8")
+    place = {"platform": "p", "model": "m", "ladder": "l"}
+    entry, step = {**place, "batch": 1}, {"from": "a", "to": "b"}
+    run = {**place, "batch": "1", "device": "cuda", "throttled": "none", "contended": "none"}
+    runs = [run | {"rung": rung} for rung in "aab"] + [run | {"rung": "c", "throttled": "hot"}]
+
+    def told(runs, unsteady=(), busy=()):
+        listed = {"unsteady_runs": [entry | {"rung": rung} for rung in unsteady]}
+        listed |= {"busy_runs": [entry | {"rung": rung} for rung in busy]}
+        return _disturbed(entry, step, _disturbances(listed, runs))
+
+    assert told(runs) == "nothing seen"
+    assert told([]) == "" and told([run | {"rung": "c"}]) == ""
+    assert told(runs, unsteady="abc", busy="b") == "of 3 runs 2 unsteady, 1 beside busy programs"
+    hot, unseen = runs[0] | {"throttled": "power cap"}, runs[2] | {"contended": ""}
+    assert told([hot, unseen]) == "of 2 runs 1 throttled, 1 not known whether contended"
+    assert told([unseen | {"device": "cpu", "throttled": ""}]) == "nothing seen"
 
 
 def test_the_audit_names_the_rungs_that_use_an_engine(report):

@@ -30,12 +30,14 @@ from ladder.report.energy import energy_note
 from ladder.report.page import Block, Column, Figure, held, page, start, table
 from ladder.report.read import read_table
 from ladder.report.text import (
+    DISTURBED,
     NO_STEPS,
     NOISE_FLOOR,
     Row,
     audit_notes,
     change_ms,
     context,
+    exclusions,
     from_to,
     gain,
     gain_ms,
@@ -58,6 +60,9 @@ from ladder.report.text import (
 
 AUDIT_TYPES = 20  # operator types a figure shows; the rest is in one bar
 WARNINGS = 200  # rows shown; all stand in summary.json
+UNSTEADY, BUSY = "unsteady", "beside busy programs"
+UNKNOWN = {flag: f"not known whether {flag}" for flag in tables.FLAGS}
+Disturbances = Mapping[tuple[str, str, str, int, str], Counter[str]]  # place, batch and rung
 NONE_MEANS = {  # where nothing is an answer, and not that it could not be read
     "static_batch": "none: its batch is dynamic",
     "cpu_quota": "none found",
@@ -81,7 +86,7 @@ def build(results: Path, captions: Path, destination: Path) -> list[Path]:
         written.append(path)
     links = {title: _link(path) for path, (title, _) in zip(written, SECTIONS.values(), strict=True)}
     first = destination / "start.html"
-    write_text(first, start("What each step gained", context(summary), links, _ladder_tables(summary, brief=True)))
+    write_text(first, start("What each step gained", context(summary), links, _ladder_tables(summary)))
     return [*written, first]
 
 
@@ -113,11 +118,40 @@ def caption_html(path: Path) -> str:
 
 
 def _ladder(summary: Row, results: Path) -> list[Block]:
-    return [*_ladder_tables(summary), Block("How to read it", text=[*how_to_read(summary), NOISE_FLOOR])]
+    runs = read_table(results / "results.csv", tables.RESULTS)
+    text = [*how_to_read(summary), DISTURBED, NOISE_FLOOR]
+    return [*_ladder_tables(summary, _disturbances(summary, runs)), Block("How to read it", text=text)]
 
 
-def _ladder_tables(summary: Row, brief: bool = False) -> list[Block]:
-    """A table a ladder and batch; a brief one leaves out what is only needed to doubt it."""
+def _disturbances(summary: Row, runs: Sequence[dict[str, str]]) -> Disturbances:
+    """How many runs of each rung and batch there are, and how many of them something disturbed, by what it was."""
+    found: Disturbances = defaultdict(Counter)
+    for kind, rows in ((UNSTEADY, summary["unsteady_runs"]), (BUSY, summary["busy_runs"])):
+        for row in rows:
+            found[*_place(row), row["batch"], row["rung"]][kind] += 1
+    for run in runs:
+        counts = found[*_place(run), int(run["batch"]), run["rung"]]
+        counts["runs"] += 1
+        for flag in tables.FLAGS:
+            if run[flag] not in ("", tables.CLEAR):
+                counts[flag] += 1
+            elif not run[flag] and run["device"] != "cpu":
+                counts[UNKNOWN[flag]] += 1
+    return found
+
+
+def _disturbed(entry: Row, step: Row, found: Disturbances) -> str:
+    """What disturbed the runs of both rungs of a step, e.g. ``of 16 runs 2 throttled, 1 unsteady``."""
+    both = sum((found[*_place(entry), entry["batch"], step[end]] for end in ("from", "to")), Counter())
+    if not (runs := both.pop("runs", 0)):
+        return ""
+    told = [f"{both[kind]} {kind}" for kind in (*tables.FLAGS, UNSTEADY, BUSY, *UNKNOWN.values()) if both[kind]]
+    return f"of {runs} runs {', '.join(told)}" if told else "nothing seen"
+
+
+def _ladder_tables(summary: Row, disturbances: Disturbances | None = None) -> list[Block]:
+    """A table a ladder and batch; without ``disturbances`` a brief one, that lacks what is only needed to doubt it."""
+    brief = disturbances is None
     columns = (
         Column("step", "step"),
         Column("cause", "cause"),
@@ -127,6 +161,7 @@ def _ladder_tables(summary: Row, brief: bool = False) -> list[Block]:
         Column("gain", interval_title(summary), True),
         *(() if brief else (Column("findable", "smallest findable", True),)),
         Column("ran_in", "ran in"),
+        *(() if brief else (Column("disturbed", "disturbed"),)),
     )
     blocks = []
     for entry in summary["ladders"]:
@@ -140,9 +175,10 @@ def _ladder_tables(summary: Row, brief: bool = False) -> list[Block]:
                 "gain": gain(step),
                 "findable": percent(step["mde_pct"]),
                 "ran_in": step["ran_in"],
+                "disturbed": "" if disturbances is None else _disturbed(entry, measured, disturbances),
                 "verdict": step["verdict"],
             }
-            for step in steps
+            for step, measured in zip(steps, entry["steps"], strict=True)
             for floor in (number(step["noise_floor_ms"], 2),)
         ]
         caption = f"Weights {weights_note(entry['weights'])}; {rounds(steps)}"
@@ -175,7 +211,8 @@ def _waterfall(summary: Row, results: Path) -> list[Block]:
             )
             for names, steps in drawn.items()
         ]
-        text = [f"Weights {weights_note(entry['weights'])}"]
+        told = f"Weights {weights_note(entry['weights'])}; {rounds(entry['steps'])}"
+        text = [f"{told}; intervals are {summary['method']['confidence_pct']:g} % ones."]
         blocks.append(Block(place(entry), text=text, figures=panels, notes=list(dict.fromkeys(said))))
     return blocks
 
@@ -272,7 +309,8 @@ def _latency(summary: Row, results: Path) -> list[Block]:
         )
         text = [weights, *([] if rows else ["Nothing was measured."])]
         panels = _panels(entry, rows, limit)
-        blocks.append(Block(place(entry), text=text, figures=panels, tables=told, notes=audit_notes(entry)))
+        said = [*audit_notes(entry), *exclusions(entry["steps"])]
+        blocks.append(Block(place(entry), text=text, figures=panels, tables=told, notes=said))
     return blocks
 
 

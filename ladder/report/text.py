@@ -17,6 +17,11 @@ NOISE_FLOOR = (
     "The noise floor is the gain that two rungs as unsteady as these could show by chance, had they not been timed "
     "side by side. Where the runs of a round drift together, smaller gains than that can be told apart."
 )
+DISTURBED = (
+    "'disturbed' counts runs of either rung: throttled or contended ones, whose rounds are left out of the step unless "
+    "the configuration keeps them; and ones that stay in and widen its interval, unsteady or begun beside busy "
+    "programs. Of a CPU only the latter are known."
+)
 NO_STEPS = "A single rung: no step to compare."
 NBSP = "\u00a0"  # a space that no line is broken at
 WARNED = "⚠"  # behind the name of every rung whose audit warns
@@ -170,6 +175,8 @@ def how_to_read(summary: Row) -> list[str]:
     return [
         "A step changes one cause only, and both of its rungs were timed side by side in the same rounds. Its gain is "
         "the share of the latency that it removed.",
+        "A latency is that of one launch of a whole batch, from submitting it until its result is there; copies "
+        "between host and device are in it only where a rung's transfers are 'included'.",
         "'faster' and 'slower' mean that the gain's interval leaves out 0; 'within noise' that no difference was "
         "shown, not that there is none: a change of the size under 'smallest findable' would have been found with "
         f"{method['power_pct']:g} % probability. Fewer than {method['min_rounds']} rounds give no verdict.",
