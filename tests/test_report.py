@@ -177,7 +177,7 @@ def test_a_waterfall_holds_the_ladders_own_figures(report):
     assert bar["low"] < bar["end"] < bar["high"]
     (undecided,) = data["undecided"]
     assert undecided["verdict"] == "within noise"
-    assert undecided["text"].endswith("\nwithin noise; ran in int8: 77.0 % of FLOPs")
+    assert undecided["text"].endswith("\nwithin noise\nran in int8: 77.0 % of FLOPs")
 
 
 def test_an_interval_beyond_the_axis_ends_in_an_arrow(report):
@@ -187,6 +187,18 @@ def test_an_interval_beyond_the_axis_ends_in_an_arrow(report):
     arrows = figures.waterfall(wide, reach_ms)["datasets"]["beyond"]
     assert [arrow["edge"] for arrow in arrows] == [reach_ms] * len(wide)
     assert not figures.waterfall(steps[1], figures.waterfall_reach_ms(steps[1]))["datasets"]["beyond"]
+
+
+@given(st.floats(0.1, 99.9), st.floats(0.1, 99.9), st.sampled_from(["precision", "launch"]))
+def test_a_label_has_the_room_that_it_needs_on_a_narrow_screen(from_ms, to_ms, cause):
+    step = {
+        "from": "a", "to": "b", "cause": cause, "from_ms": from_ms, "to_ms": to_ms, "gain_ms": from_ms - to_ms,
+        "gain_pct": 100 * (1 - to_ms / from_ms), "ci_low_pct": None, "ci_high_pct": None, "verdict": "within noise",
+        "ran_in": "int8: 77.0 % of FLOPs",
+    }  # fmt: skip
+    label = figures._bar(step, 100.0)
+    room = (100 - label["edge"] if label["align"] == "left" else label["edge"]) / 100
+    assert label["edge"] == 0 or room * figures.NARROW_CHARACTERS >= max(map(len, label["text"].split("\n")))
 
 
 def test_no_latency_axis_begins_below_zero():

@@ -309,7 +309,7 @@ def _latency(summary: Row, results: Path) -> list[Block]:
         )
         text = [weights, *([] if rows else ["Nothing was measured."])]
         panels = _panels(entry, rows, limit)
-        said = [*audit_notes(entry), *exclusions(entry["steps"])]
+        said = [*audit_notes(entry), *exclusions(shown(entry))]
         blocks.append(Block(place(entry), text=text, figures=panels, tables=told, notes=said))
     return blocks
 

@@ -59,6 +59,8 @@ SHOWN = ("faster", "slower")  # verdicts of steps that are drawn at full strengt
 LATENCY_POINTS = 60_000  # in all panels of a page together; more make it slow to open
 LABEL_SIZE = 12
 DODGE, DODGE_SPAN = 6, 30  # px between neighbouring rungs at one batch, and at most between all of them
+NARROW_CHARACTERS = 34  # of a label in the width of a waterfall on a screen of 390 px
+LINE, BAND = 14, 44  # px of a label's line, and of a waterfall's bar with a label of one
 BAR = {"height": 18, "yOffset": -12}  # a waterfall's bar, above its label
 CONFIG = {
     "font": "system-ui, sans-serif",
@@ -102,6 +104,7 @@ def waterfall(path: Sequence[Row], reach_ms: float, total: Row | None = None) ->
         )
     ]
     bars = [_bar(step, reach_ms) for step in path]
+    breaks = max(row["text"].count("\n") for row in (*totals, *bars))
     order = [totals[0]["label"], *(bar["label"] for bar in bars), totals[1]["label"]]
     causes = list(dict.fromkeys(step["cause"] for step in path))
 
@@ -135,7 +138,7 @@ def waterfall(path: Sequence[Row], reach_ms: float, total: Row | None = None) ->
         label = layer(align).mark_text(align=align, baseline="top", dy=2, fontSize=LABEL_SIZE, lineBreak="\n")
         layers.append(label.encode(x="edge:Q", text="text:N"))
     return finished(
-        alt.layer(*layers).properties(height=alt.Step(58)),
+        alt.layer(*layers).properties(height=alt.Step(BAND + LINE * breaks)),
         f"Waterfall of latency from {first['from']} to {last['to']}: {attribution.order(path)}",
         totals=totals,
         shown=[bar for bar in bars if bar["verdict"] in SHOWN],
@@ -169,10 +172,14 @@ def _bar(step: Row, reach_ms: float) -> Row:
     """Where a step's bar, interval and label stand."""
     low, high = _interval_ms(step)
     left, right = sorted((step["from_ms"], step["to_ms"]))
-    align = "left" if left + right < reach_ms else "right"  # so that half of the width is there for the label
     text = f"{change_ms(step)}, gain {percent(step['gain_pct']).replace('-', '−')}"
     beneath = [step["verdict"]] if step["verdict"] not in SHOWN else []
     beneath += [f"ran in {step['ran_in']}"] if step["cause"] == "precision" and step["ran_in"] else []
+    lines = [text, *beneath]
+    room = {"left": (reach_ms - left) / reach_ms, "right": right / reach_ms}
+    align, edge = ("left", left) if room["left"] > room["right"] else ("right", right)
+    if room[align] * NARROW_CHARACTERS < max(map(len, lines)):
+        align, edge = "left", 0  # from the axis, where the whole width is there for it
     return {
         "label": f"{step['cause']}:\n{step['to']}",
         "start": step["from_ms"],
@@ -180,8 +187,8 @@ def _bar(step: Row, reach_ms: float) -> Row:
         "low": low,
         "high": high,
         "align": align,
-        "edge": left if align == "left" else right,
-        "text": "\n".join([text, "; ".join(beneath)]) if beneath else text,
+        "edge": edge,
+        "text": "\n".join(lines),
         "cause": step["cause"],
         "verdict": step["verdict"],
         "step": f"{step['from']} → {step['to']}",

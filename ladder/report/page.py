@@ -17,7 +17,7 @@ from ladder.report.text import NBSP, unbroken
 
 NARROW_COLUMNS = 5  # as many fit a screen of 400 px
 CARDS = {"wide": 700, "widest": 1000}  # px of a window up to which rows of such a table are cards
-WIDE_COLUMNS = 10  # as many fit a window of 700 px
+WIDE_COLUMNS = 8  # as many fit a window of 700 px
 OPEN_PARTS = 8  # a page of more parts with figures shows them folded but for the first
 
 Spec = dict[str, Any]  # a Vega-Lite specification

@@ -112,7 +112,8 @@ def _shown(entry: Row, step: Row) -> Row:
 
 def shown_totals(entry: Row) -> dict[tuple[str, str], Row]:
     """The totals of a ladder as they are shown, by the marked names of their first and last rung."""
-    return {(total["from"], total["to"]): total for each in entry["totals"] for total in (_shown(entry, each),)}
+    told = [_shown(entry, total) for total in entry.get("totals", ())]  # a summary of an earlier version has none
+    return {(total["from"], total["to"]): total for total in told}
 
 
 def audit_notes(entry: Row) -> list[str]:
@@ -124,7 +125,7 @@ def audit_notes(entry: Row) -> list[str]:
 
 def notes(entry: Row) -> list[str]:
     """What has to be said right below a ladder's table or waterfall."""
-    gains = [*entry["steps"], *entry["totals"]]
+    gains = [*shown(entry), *shown_totals(entry).values()]
     return [*totals(entry), *audit_notes(entry), *exclusions(gains), *interactions(entry["steps"])]
 
 
