@@ -264,6 +264,7 @@ def test_both_orders_have_a_waterfall_and_their_interaction_is_told(report):
     assert re.search(r"eager to tensorrt-graph</h3>\s*<p>[^<]+ ms: launch −\S+ ms, then compilation −\S+ ms</p>", html)
     assert re.search(r"eager to tensorrt-graph</h3>\s*<p>[^<]+ ms: compilation −\S+ ms, then launch −\S+ ms</p>", html)
     (line,) = interactions(steps_of(report[0], "orders", 8))
+    assert "8 rounds; intervals are 99 % ones." in html
     assert line.startswith("Interaction of launch and compilation: −") and "less after the other" in line
     assert line in html
 
