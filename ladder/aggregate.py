@@ -19,7 +19,7 @@ import pandas as pd
 from ladder import attribution, statistics, summary, tables, utilisation
 from ladder.errors import StepError
 from ladder.failures import lost_round, unmeasured_peaks, without_result
-from ladder.files import canonical_json, replacing, write_json, write_text
+from ladder.files import canonical_json, replacing, sha256, write_json, write_text
 from ladder.matrix import Round
 from ladder.records import (
     Row,
@@ -79,8 +79,11 @@ def aggregate(plan: Mapping[str, Any], rounds: Iterable[Path], audits: Iterable[
     runs = pd.DataFrame(results, columns=list(attribution.COLUMNS))
     exclude = plan.get("exclude", tables.FLAGS)
     steps, totals = (_plain(gains(runs, ladders, exclude)) for gains in (attribution.attribute, attribution.totals))
+    destination = Path(destination)
+    write_table(destination / "results.csv", tables.RESULTS, results)
     content = {
         "schema": SCHEMA_VERSION,
+        "results_sha256": sha256(destination / "results.csv"),
         "weights": summary.weights((ladder["model"], ladder["weights"]) for ladder in ladders),
         "method": {
             "confidence_pct": 100 * (1 - statistics.ALPHA),
@@ -104,8 +107,6 @@ def aggregate(plan: Mapping[str, Any], rounds: Iterable[Path], audits: Iterable[
         "busy_runs": busy,
         "warnings": find_warnings(records, results, unsteady, busy, ladders, audited),
     }
-    destination = Path(destination)
-    write_table(destination / "results.csv", tables.RESULTS, results)
     write_table(destination / "ladder.csv", tables.LADDER, steps)
     write_table(destination / "audit.csv", tables.AUDIT, [audit["row"] for audit in audited])
     write_table(destination / "failures.csv", tables.FAILURES, failures)

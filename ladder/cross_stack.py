@@ -23,7 +23,7 @@ from ladder import statistics
 from ladder.attribution import flagged
 from ladder.config import Precision
 from ladder.errors import StepError
-from ladder.files import canonical_json, read_json
+from ladder.files import canonical_json, read_json, sha256
 from ladder.tables import FLAGS
 
 Row = dict[str, Any]
@@ -40,6 +40,7 @@ NEEDED = (  # in tables of every version
 MEASURED = (*NEEDED, "stack", "shape", *FLAGS, *MEDIANS)
 AUDITED = ("flops_at_precision_pct", "nodes_at_precision_pct")
 NOT_LET_THROUGH = ("exclude", "failed")  # verdicts of an audit; what ran all the same is no result
+HASH_DIGITS = 12  # of a sha256, as far as a reader compares it
 TOLD = ("hosts", "versions", "ladders", "warnings", "unsteady_runs", "busy_runs", "failures")  # by a summary
 FINGERPRINT = ("machine", "processor", "logical_cpus", "os", "kernel")  # of a host's state
 
@@ -70,11 +71,12 @@ def side_of(row: Mapping[str, Any]) -> Side:
 
 @dataclass(frozen=True)
 class Source:
-    """The tables of one results folder: its name, the rows of results.csv as text, and summary.json."""
+    """The tables of one results folder: its name, the rows of results.csv as text, summary.json, that table's hash."""
 
     name: str
     rows: Sequence[Mapping[str, str]]
     summary: Mapping[str, Any]
+    sha256: str
 
     @property
     def hosts(self) -> Sequence[Mapping[str, Any]]:
@@ -125,33 +127,49 @@ class Comparison:
     refused: list[Row]  # of cross_stack_refused.csv
     sides: dict[Side, Source]  # in the order of reading, each with the first source that it was found in
     reference: Side
-    notes: list[str]  # what a reader must know of the hosts
+    notes: list[str]  # what a reader must know of the hosts and their tables
 
 
 def read_source(folder: Path) -> Source:
-    """The tables in a results folder, made by this or an earlier version. Raises StepError where they are no tables.
+    """The tables in a results folder, made by this or an earlier version.
 
     Without a summary.json, as beside tables of an earlier version, the summary is empty. The name is the folder, seen
-    from the working folder where that is shorter.
+    from the working folder where that is shorter. Raises StepError where they are no tables, or not those that the
+    summary was made with.
     """
     table, about = folder / "results.csv", folder / "summary.json"
     try:
         with open(table, newline="", encoding="utf-8") as stream:
-            rows = list(csv.DictReader(stream))
+            reader = csv.DictReader(stream)
+            header, rows = list(reader.fieldnames or []), list(reader)
+        if saved_again := _saved_again(header):
+            raise StepError(
+                f"{table} {saved_again}: another program, such as a spreadsheet, has saved it again; bring the file "
+                "that the workflow wrote"
+            )
         if torn := [number for number, row in enumerate(rows, 2) if None in row or None in row.values()]:
             raise ValueError(f"row {torn[0]} of results.csv has not as many cells as its header")
-        summary = read_json(about) if about.is_file() else {}
+        summary, found = read_json(about) if about.is_file() else {}, sha256(table)
     except (OSError, ValueError, csv.Error) as error:
         raise StepError(f"{folder}: no tables of a run ({error}); bring its results.csv and summary.json") from None
     if rows and (missing := {*RUN, *NEEDED} - set(rows[0])):
         raise StepError(f"{table} has no column {', '.join(sorted(missing))}; bring the results.csv of a run")
-    if about.is_file() and (fault := _fault(summary, rows)):
+    if about.is_file() and (fault := _fault(summary, rows, found)):
         raise StepError(f"{about} {fault}; bring it and results.csv from the same call, unchanged")
-    return Source(min(str(folder), os.path.relpath(folder), key=len), rows, summary)
+    return Source(min(str(folder), os.path.relpath(folder), key=len), rows, summary, found)
 
 
-def _fault(summary: Any, rows: Sequence[Mapping[str, str]]) -> str | None:
-    """Why this is no summary of these rows; None where it is. One of an earlier version tells less."""
+def _saved_again(header: Sequence[str]) -> str | None:
+    """What shows in the first line of a table that another program wrote it; None where nothing does."""
+    if header and header[0].startswith("\ufeff"):
+        return "begins with a byte order mark"
+    if len(header) == 1 and (between := next((each for each in ";\t" if each in header[0]), None)):
+        return f"has {'semicolons' if between == ';' else 'tabs'} between its cells, not commas"
+    return None
+
+
+def _fault(summary: Any, rows: Sequence[Mapping[str, str]], held: str) -> str | None:
+    """Why this is no summary of these rows, in a file of this hash; None where it is. An earlier version told less."""
     if not isinstance(summary, dict) or not isinstance(measured := summary.get("measured"), dict):
         return "is not what the workflow wrote"
     if summary.get(PROTOCOL) is not None and (missing := [key for key in TOLD if key not in summary]):
@@ -161,7 +179,14 @@ def _fault(summary: Any, rows: Sequence[Mapping[str, str]]) -> str | None:
     differing = [
         f"{name} {measured.get(name)}, not {value}" for name, value in found.items() if measured.get(name) != value
     ]
-    return f"tells of other runs than results.csv beside it: {', '.join(differing)}" if differing else None
+    if differing:
+        return f"tells of other runs than results.csv beside it: {', '.join(differing)}"
+    if (told := summary.get("results_sha256")) not in (None, held):
+        return (
+            "was made with another results.csv than the one beside it, in which something has been changed "
+            f"(sha256 {held[:HASH_DIGITS]}, not {str(told)[:HASH_DIGITS]})"
+        )
+    return None
 
 
 def compare(sources: Sequence[Source], reference: str | None = None) -> Comparison:
@@ -183,7 +208,7 @@ def compare(sources: Sequence[Source], reference: str | None = None) -> Comparis
     rows = [row for group in _roles(admitted) for row in _standing(*group, chosen)]
     if chosen is None or not any(row["ratio"] is not None for row in rows):
         raise StepError(_nothing(sources, runs, admitted, refused, chosen))
-    return Comparison(rows, refused, sides, chosen, conflicts(sources))
+    return Comparison(rows, refused, sides, chosen, [*conflicts(sources), *unproven(sources)])
 
 
 def merged(sources: Sequence[Source]) -> list[Run]:
@@ -292,6 +317,16 @@ def conflicts(sources: Sequence[Source]) -> list[str]:
                 f"The runs of {len(sittings)} sittings on {name} tell no device_uuid: they count as one device's"
             )
     return lines
+
+
+def unproven(sources: Sequence[Source]) -> list[str]:
+    """A line for each folder whose summary holds no hash of its results.csv, as those of earlier versions do not."""
+    return [
+        f"Nothing shows whether {source.name}/results.csv is as it was made: its summary.json, of an earlier version, "
+        "holds no hash of it; call the workflow again on its host with this version"
+        for source in dict((source.name, source) for source in sources).values()
+        if source.summary and "results_sha256" not in source.summary
+    ]
 
 
 def role_of(row: Mapping[str, Any]) -> Role:

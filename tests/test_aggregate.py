@@ -16,7 +16,7 @@ from synthetic import change, table
 from ladder import tables
 from ladder.aggregate import aggregate, planned_files
 from ladder.errors import StepError
-from ladder.files import read_json, write_json
+from ladder.files import read_json, sha256, write_json
 from ladder.records import device_of, read_latencies
 from ladder.report.text import saturation_point
 from ladder.summary import saturation
@@ -37,7 +37,8 @@ def run(measured, tmp_path):
 
 def test_tables_have_their_columns_and_one_row_a_run(run):
     plan, rounds, audits, out = run
-    aggregate(plan, rounds, audits, out)
+    summary = aggregate(plan, rounds, audits, out)
+    assert summary["results_sha256"] == sha256(out / "results.csv")
     for name in ("results", "ladder", "audit", "failures"):
         with open(out / f"{name}.csv", encoding="utf-8") as stream:
             assert stream.readline().strip().split(",") == list(getattr(tables, name.upper()))

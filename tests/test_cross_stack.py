@@ -22,7 +22,7 @@ from ladder import statistics, tables
 from ladder.config import load
 from ladder.cross_stack import Role, Source, admit, compare, conflicts, merged, read_source, refusal, role_of
 from ladder.errors import ConfigError, StepError
-from ladder.files import write_json
+from ladder.files import sha256, write_json
 from ladder.report.cross_stack import cross_stack_page, role_name
 
 REPOSITORY = Path(__file__).parents[1]
@@ -80,13 +80,14 @@ def source(platform, /, rounds=8, protocol=PROTOCOL, name=None, **changed):
     place = {"platform": platform, "model": "yolo11n", "ladder": platform, "batch": 1}
     summary = {
         "protocol": protocol, "hosts": [host | {"state": state}], "versions": {platform: {"torch": "2.99.0+cpu"}},
+        "results_sha256": "",
         "ladders": [place | {"rungs": verdicts}], "warnings": [], "unsteady_runs": [], "busy_runs": [], "failures": 0,
         "measured": {
             "first": min(r["started_at"] for r in rows), "last": max(r["started_at"] for r in rows),
             "runs": len(rows), "sittings": 1,
         },
     }  # fmt: skip
-    return Source(name or platform, rows, summary)
+    return Source(name or platform, rows, summary, "")
 
 
 def of(found, role, platform):
@@ -326,7 +327,7 @@ def test_tables_of_an_earlier_version_can_be_read(tmp_path):
     later = {"energy_j_per_image", "power_w", "ips_per_w", "throttled", "contended", "peak_compute_pct"}
     rows = [{key: value for key, value in each.items() if key not in later} for each in old.rows]
     summary = {"measured": old.summary["measured"]}
-    read = read_source(write(tmp_path / "old", Source("old", rows, summary)).parent)
+    read = read_source(write(tmp_path / "old", Source("old", rows, summary, "")).parent)
     with pytest.raises(StepError, match="protocol unknown"):
         compare([source("cpu"), read])
 
@@ -338,6 +339,40 @@ def test_a_row_cut_short_is_an_error(tmp_path, cut):
     lines[4] = ",".join(cut(lines[4].split(",")))
     table.write_text("\n".join(lines), encoding="utf-8")
     with pytest.raises(StepError, match="row 5 of results.csv has not as many cells as its header"):
+        read_source(table.parent)
+
+
+def test_a_figure_changed_in_the_only_copy_is_an_error(tmp_path):
+    table = write(tmp_path / "gpu", source("gpu"))
+    first = source("gpu").rows[0]["median_ms"]
+    table.write_text(table.read_text(encoding="utf-8").replace(first, "1.5"), encoding="utf-8", newline="")
+    with pytest.raises(StepError, match=r"gpu/summary.json was made with another results.csv .* bring it and results"):
+        read_source(table.parent)
+
+
+def test_tables_without_a_hash_are_compared_and_told(tmp_path):
+    gpu = source("gpu")
+    del gpu.summary["results_sha256"]
+    read = read_source(write(tmp_path / "gpu", gpu).parent)
+    (note,) = compare([source("cpu"), read, read]).notes
+    assert note.startswith(f"Nothing shows whether {read.name}/results.csv is as it was made: its summary.json")
+
+
+@pytest.mark.parametrize(
+    ("separator", "encoding", "told"),
+    [
+        (",", "utf-8-sig", "begins with a byte order mark"),
+        (";", "utf-8", "has semicolons between its cells"),
+        ("\t", "utf-8", "has tabs between its cells"),
+    ],
+)
+def test_a_table_that_a_spreadsheet_saved_again_is_named(tmp_path, separator, encoding, told):
+    table = write(tmp_path / "gpu", source("gpu"))
+    with open(table, newline="", encoding="utf-8") as stream:
+        rows = [[cell.replace(".", ",") for cell in row] for row in csv.reader(stream)]
+    with open(table, "w", newline="", encoding=encoding) as stream:
+        csv.writer(stream, delimiter=separator).writerows(rows)
+    with pytest.raises(StepError, match=f"gpu/results.csv {told}.*: another program, .* has saved it again; bring"):
         read_source(table.parent)
 
 
@@ -378,7 +413,7 @@ def test_two_audits_or_protocols_of_one_run_are_an_error():
 
 def test_a_copy_without_a_summary_hides_none_that_has_one():
     cpu, gpu = source("cpu"), source("gpu")
-    bare = Source("bare", gpu.rows, {})
+    bare = Source("bare", gpu.rows, {}, "")
     assert compare([cpu, bare, gpu]) == compare([cpu, gpu, bare]) == compare([cpu, gpu])
 
 
@@ -502,7 +537,8 @@ def write(folder: Path, held: Source) -> Path:
         writer = csv.DictWriter(stream, list(held.rows[0]))
         writer.writeheader()
         writer.writerows(held.rows)
-    write_json(folder / "summary.json", held.summary)
+    hashed = {"results_sha256": sha256(folder / "results.csv")} if "results_sha256" in held.summary else {}
+    write_json(folder / "summary.json", held.summary | hashed)
     return folder / "results.csv"
 
 

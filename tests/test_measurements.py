@@ -7,7 +7,10 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
+from ladder import statistics, tables
 from ladder.files import read_json, sha256
+from ladder.records import read_latencies
+from ladder.report.read import read_table
 
 ROOT = Path(__file__).parent.parent
 MEASURED = sorted(path.parent for path in (ROOT / "docs/measurements").glob("*/20*/summary.json"))
@@ -29,6 +32,14 @@ def test_raw_latencies_are_those_the_records_were_written_with(folder):
         record, raw = read_json(path), path.with_suffix(".parquet")
         assert record["raw_sha256"] == sha256(raw)
         assert {row["rung"] for row in record["rows"]} == set(pq.read_table(raw).column("rung").unique().to_pylist())
+
+
+@pytest.mark.parametrize("folder", MEASURED, ids=lambda folder: f"{folder.parent.name}-{folder.name}")
+def test_results_are_those_the_summary_was_made_with_and_the_raw_latencies_give(folder):
+    assert read_json(folder / "summary.json")["results_sha256"] == sha256(folder / "results.csv")
+    for row in read_table(folder / "results.csv", tables.RESULTS):
+        latencies = read_latencies(folder / "rounds" / f"{row['round']}.parquet")[row["rung"]]
+        assert float(row["median_ms"]) == statistics.summarise(latencies)["median_ms"]
 
 
 def test_the_gpus_and_the_cpus_results_stand_side_by_side():
