@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from ladder import devices, steps, telemetry
@@ -12,6 +13,7 @@ from ladder.errors import ConfigError, StepError
 from ladder.matrix import Engine, Matrix
 from ladder.stacks.registry import BUILT_IN
 
+CROSS_STACK_PAGE = Path("results/cross_stack.html")
 KFD = Path("/dev/kfd")  # without it no process here reaches an AMD GPU
 
 
@@ -31,6 +33,33 @@ def faults(matrix: Matrix) -> Iterator[str]:
         yield from _name_faults(matrix)
     for stack in sorted({rung.stack for ladder in matrix.ladders.values() for rung in ladder.rungs}):
         yield from _stack_faults(matrix, stack)
+
+
+def brought_faults(matrix: Matrix, storage_fault: Callable[[str], str | None]) -> Iterator[str]:
+    """Folders of other hosts' results that cannot be read, one line each; ``storage_fault`` tells why a URL cannot."""
+    faults = [
+        f"cross_stack.results: {fault}"
+        for folder in matrix.config.cross_stack.results
+        if (fault := _brought_fault(folder, storage_fault))
+    ]
+    yield from faults
+    if faults and CROSS_STACK_PAGE.is_file():
+        yield f"{CROSS_STACK_PAGE} is of an earlier call; it says what it was made from"
+
+
+def _brought_fault(folder: str, storage_fault: Callable[[str], str | None]) -> str | None:
+    if any(sign in folder for sign in "{}<>"):
+        return f"'{folder}' has braces or <>, which Snakemake takes for names of its own; name a link to it"
+    if "://" in folder:
+        urls = (f"{folder.rstrip('/')}/{table}" for table in ("results.csv", "summary.json"))
+        return next((f"'{url}' {fault}" for url in urls if (fault := storage_fault(url))), None)
+    if os.path.isfile(folder):
+        return f"'{folder}' is a file; name the folder that holds results.csv and summary.json"
+    if not os.path.isdir(folder):
+        return f"'{folder}' is not a folder here ({Path.cwd()})"
+    if not os.access(Path(folder) / "results.csv", os.R_OK):
+        return f"'{folder}' has no results.csv that can be read; bring results.csv and summary.json of the other host"
+    return None
 
 
 def absent_devices(matrix: Matrix) -> dict[str, str]:

@@ -1,7 +1,8 @@
-"""Artifacts and results on a storage, such as S3, through Snakemake's default storage provider.
+"""Files on a storage, such as S3, through Snakemake's storage plugins.
 
-Snakemake then knows every file by the local copy that it keeps below .snakemake/storage. Steps are told plain paths,
-and read files beside those that a rule names: the plain folders are links to the copies, and the copies stay.
+Artifacts and results may be there as a whole, behind the default storage provider. Snakemake then knows every file by
+the local copy that it keeps below .snakemake/storage. Steps are told plain paths, and read files beside those that a
+rule names: the plain folders are links to the copies, and the copies stay.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 from typing import Any
+
+from snakemake_interface_common.exceptions import WorkflowError
 
 FOLDERS = ("artifacts", "results")
 
@@ -35,3 +38,16 @@ def install(workflow: Any) -> None:
         copies.mkdir(parents=True, exist_ok=True)
         if not folder.is_symlink():
             folder.symlink_to(copies)
+
+
+def fault(workflow: Any, url: str) -> str | None:
+    """What keeps the file behind a storage URL from being fetched, e.g. ``is not there``; None where nothing does."""
+    try:
+        workflow.storage_registry.infer_provider(url)
+    except WorkflowError:
+        return "is taken by no storage plugin in .venv, or by several; docs/cross_stack.md says how to install one"
+    try:
+        found = workflow.storage_registry(url).flags["storage_object"].exists()
+    except Exception as error:  # whatever the plugin, or the library beneath it, raises
+        return f"cannot be read: {' '.join(str(error).split()) or repr(error)}"
+    return None if found else "is not there, or may not be read"

@@ -8,6 +8,7 @@ import shlex
 import sys
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from subprocess import CalledProcessError
 from typing import Any
@@ -52,7 +53,7 @@ def open_matrix(workflow: Any, config: dict[str, Any]) -> Matrix:
         if matrix.declarations and "fingerprint" in targets and (others := sorted(targets - {"fingerprint"})):
             sys.exit(f"Call `snakemake fingerprint` alone: {', '.join(others)} is planned by what it finds")
         # declarations may be missing where this call makes them, and in one job of a call that has looked
-        if workflow.is_main_process and targets != {"fingerprint"} and (faults := list(host_faults.faults(matrix))):
+        if workflow.is_main_process and (faults := list(_faults(workflow, matrix, targets))):
             raise ConfigError(faults)
     except ConfigError as error:
         sys.exit("The configuration is wrong; nothing was run.\n" + "\n".join(f"  {fault}" for fault in error.faults))
@@ -67,6 +68,14 @@ def open_matrix(workflow: Any, config: dict[str, Any]) -> Matrix:
     shared_cache.install(workflow)
     storage.install(workflow)
     return matrix
+
+
+def _faults(workflow: Any, matrix: Matrix, targets: set[str]) -> Iterator[str]:
+    """What this call needs and cannot have, one line each."""
+    if targets != {"fingerprint"}:
+        yield from host_faults.faults(matrix)
+    if any("cross_stack" in target for target in targets):
+        yield from host_faults.brought_faults(matrix, partial(storage.fault, workflow))
 
 
 def _targets() -> set[str]:

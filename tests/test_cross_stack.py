@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,8 +18,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from scipy import stats
+from snakemake_interface_common.exceptions import WorkflowError
 
-from ladder import statistics, tables
+from ladder import host_faults, statistics, storage, tables
 from ladder.config import load
 from ladder.cross_stack import Role, Source, admit, compare, conflicts, merged, read_source, refusal, role_of
 from ladder.errors import ConfigError, StepError
@@ -587,8 +589,66 @@ def test_the_workflow_sets_folders_side_by_side_and_plans_no_round(tmp_path):
     assert (tmp_path / "results" / "cross_stack.html").is_file()
     assert not (tmp_path / "artifacts").exists()
     assert "Nothing to be done" in call(f"{tmp_path}/cpu, gpu/", "-n")
-    url = "nosuch://bucket/h200"
-    assert f"No storage provider found for query {url}/results.csv" in call(f"'{url}'", "-n")
+    wrong = call("cpu, gone, 'nosuch://bucket/h200'").partition("The configuration is wrong; nothing was run.\n")[2]
+    assert wrong.splitlines() == [
+        f"  cross_stack.results: 'gone' is not a folder here ({tmp_path})",
+        "  cross_stack.results: 'nosuch://bucket/h200/results.csv' is taken by no storage plugin in .venv, or by "
+        "several; docs/cross_stack.md says how to install one",
+        "  results/cross_stack.html is of an earlier call; it says what it was made from",
+    ]
+    assert "nothing to compare: there are results of one device alone" in call("cpu")
+    assert not (tmp_path / "results" / "cross_stack.html").exists()
+
+
+@pytest.mark.parametrize(
+    ("folder", "told"),
+    [
+        ("gone", "'gone' is not a folder here"),
+        ("gpu/results.csv", "'gpu/results.csv' is a file; name the folder that holds results.csv and summary.json"),
+        ("empty", "'empty' has no results.csv that can be read; bring results.csv and summary.json"),
+        ("gpu{a}", "'gpu{a}' has braces or <>, which Snakemake takes for names of its own; name a link to it"),
+        ("<gpu>", "'<gpu>' has braces or <>"),
+        ("s3://bucket/gpu/", "'s3://bucket/gpu/summary.json' is not there"),
+        ("gpu/", None),
+        ("s3://bucket/whole", None),
+    ],
+)
+def test_folders_that_cannot_be_read_are_told_before_any_job(tmp_path, monkeypatch, folder, told):
+    monkeypatch.chdir(tmp_path)
+    for name in ("gpu", "gpu{a}", "<gpu>"):
+        write(tmp_path / name, source("gpu"))
+    (tmp_path / "empty").mkdir()
+    stored = {f"s3://bucket/{path}" for path in ("gpu/results.csv", "whole/results.csv", "whole/summary.json")}
+    matrix = SimpleNamespace(config=SimpleNamespace(cross_stack=SimpleNamespace(results=["gpu", folder])))
+    faults = list(host_faults.brought_faults(matrix, lambda url: None if url in stored else "is not there"))
+    assert [fault.startswith(f"cross_stack.results: {told}") for fault in faults] == [True] * (told is not None)
+
+
+@pytest.mark.parametrize(
+    ("answer", "told"),
+    [
+        (True, None),
+        (False, "is not there, or may not be read"),
+        (OSError("no\nroute"), "cannot be read: no route"),
+        (WorkflowError("No storage provider found"), "is taken by no storage plugin in .venv, or by several"),
+    ],
+)
+def test_what_a_storage_answers_is_one_line(answer, told):
+    class Registry:
+        def infer_provider(self, url):
+            if isinstance(answer, WorkflowError):
+                raise answer
+
+        def __call__(self, url):
+            return SimpleNamespace(flags={"storage_object": self})
+
+        def exists(self):
+            if isinstance(answer, OSError):
+                raise answer
+            return answer
+
+    found = storage.fault(SimpleNamespace(storage_registry=Registry()), "s3://bucket/gpu/results.csv")
+    assert (found or "").startswith(told or "") and (found is None) == (told is None)
 
 
 def test_this_hosts_own_folder_is_not_brought():
