@@ -13,7 +13,7 @@ import math
 import os
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
@@ -78,6 +78,13 @@ class Source:
     summary: Mapping[str, Any]
     sha256: str
 
+    def rungs(self, platform: str, model: str, batch: int) -> list[Mapping[str, Any]]:
+        """The rungs that its ladders have for a platform, model and batch, with what their audits found."""
+        entries = self.summary.get("ladders", [])
+        place = (platform, model, batch)
+        held = [entry for entry in entries if tuple(entry[key] for key in ("platform", "model", "batch")) == place]
+        return [rung for entry in held for rung in entry["rungs"]]
+
     @property
     def hosts(self) -> Sequence[Mapping[str, Any]]:
         return self.summary.get("hosts", [])
@@ -115,6 +122,10 @@ class Run:
         return side_of(self.row)
 
     @property
+    def place(self) -> tuple[str, int]:
+        return self.row["model"], self.row["batch"]
+
+    @property
     def ran(self) -> tuple[str, ...]:
         """What it ran: runs of one rung are pooled only where they ran one engine and the same versions."""
         versions = _versions(self.source, self.row["platform"])
@@ -125,17 +136,19 @@ class Run:
 class Comparison:
     rows: list[Row]  # of cross_stack.csv
     refused: list[Row]  # of cross_stack_refused.csv
-    sides: dict[Side, Source]  # in the order of reading, each with the first source that it was found in
+    lacking: list[Row]  # precisions that a side has no row of: model, batch, side, precision and why
+    sides: dict[Side, list[Run]]  # what is compared of each, in the order of reading
     reference: Side
     notes: list[str]  # what a reader must know of the hosts and their tables
+    sources: Sequence[Source] = field(compare=False)  # all that was read
 
 
-def read_source(folder: Path) -> Source:
+def read_source(folder: Path, address: str | None = None) -> Source:
     """The tables in a results folder, made by this or an earlier version.
 
-    Without a summary.json, as beside tables of an earlier version, the summary is empty. The name is the folder, seen
-    from the working folder where that is shorter. Raises StepError where they are no tables, or not those that the
-    summary was made with.
+    Without a summary.json, as beside tables of an earlier version, the summary is empty. The name is the address that
+    the tables were fetched from, else the folder, seen from the working folder where that is shorter. Raises StepError
+    where they are no tables, or not those that the summary was made with.
     """
     table, about = folder / "results.csv", folder / "summary.json"
     try:
@@ -156,7 +169,7 @@ def read_source(folder: Path) -> Source:
         raise StepError(f"{table} has no column {', '.join(sorted(missing))}; bring the results.csv of a run")
     if about.is_file() and (fault := _fault(summary, rows, found)):
         raise StepError(f"{about} {fault}; bring it and results.csv from the same call, unchanged")
-    return Source(min(str(folder), os.path.relpath(folder), key=len), rows, summary, found)
+    return Source(address or min(str(folder), os.path.relpath(folder), key=len), rows, summary, found)
 
 
 def _saved_again(header: Sequence[str]) -> str | None:
@@ -197,18 +210,19 @@ def compare(sources: Sequence[Source], reference: str | None = None) -> Comparis
     """
     runs = merged(sources)
     known = list(dict.fromkeys(run.side for run in runs))
-    if reference is not None and reference not in {side.platform for side in known}:
-        names = ", ".join(dict.fromkeys(side.platform for side in known)) or "none"
+    if known and reference is not None and reference not in {side.platform for side in known}:
+        names = ", ".join(dict.fromkeys(side.platform for side in known))
         raise StepError(f"cross_stack.reference: no result of platform '{reference}'; there are: {names}")
     admitted, refused = admit(runs, reference)
-    sides: dict[Side, Source] = {}
+    sides: dict[Side, list[Run]] = {}
     for run in admitted:
-        sides.setdefault(run.side, run.source)
+        sides.setdefault(run.side, []).append(run)
     chosen = next((side for side in sides if reference in (None, side.platform)), None)
     rows = [row for group in _roles(admitted) for row in _standing(*group, chosen)]
     if chosen is None or not any(row["ratio"] is not None for row in rows):
         raise StepError(_nothing(sources, runs, admitted, refused, chosen))
-    return Comparison(rows, refused, sides, chosen, [*conflicts(sources), *unproven(sources)])
+    notes = [*conflicts(sources), *unproven(sources)]
+    return Comparison(rows, refused, _lacking(rows, sides, runs), sides, chosen, notes, sources)
 
 
 def merged(sources: Sequence[Source]) -> list[Run]:
@@ -268,6 +282,56 @@ def admit(runs: Sequence[Run], reference: str | None = None) -> tuple[list[Run],
         for key, count in refusals.items()
     ]
     return admitted, refused
+
+
+def _lacking(rows: Sequence[Row], sides: Mapping[Side, Sequence[Run]], runs: Sequence[Run]) -> list[Row]:
+    """A row for each precision that a side has no row of and others have, or any ladder asks for, with why."""
+    held: dict[tuple[str, int], dict[str, set[Side]]] = {}
+    for row in rows:
+        held.setdefault((row["model"], row["batch"]), {}).setdefault(row["precision"], set()).add(side_of(row))
+    found = []
+    for (model, batch), having in held.items():
+        rungs = {
+            side: [
+                rung
+                for source in {run.source.name: run.source for run in of_side}.values()
+                for rung in source.rungs(side.platform, model, batch)
+            ]
+            for side, of_side in sides.items()
+        }
+        asked = [rung["requested_precision"] for of_side in rungs.values() for rung in of_side]
+        for precision in dict.fromkeys([*having, *filter(None, asked)]):
+            for side in sides:
+                if side not in having.get(precision, ()):
+                    measured, admitted = (
+                        {run.row["rung"] for run in of if run.side == side and run.place == (model, batch)}
+                        for of in (runs, sides[side])
+                    )
+                    why = _why_lacking(rungs[side], precision, measured, admitted)
+                    about = {"model": model, "batch": batch, **side._asdict(), "precision": precision}
+                    found.append(about | {"why": why})
+    return found
+
+
+def _why_lacking(rungs: Sequence[Mapping[str, Any]], precision: str, measured: set[str], admitted: set[str]) -> str:
+    """Why a side has no row of a precision, by its rungs of the model and batch and which of them have runs."""
+    if not rungs:
+        return "its ladders do not have this model at this batch"
+    asking = {rung["name"]: rung for rung in rungs if rung["requested_precision"] == precision}
+    unknown = [rung["name"] for rung in rungs if rung["requested_precision"] is None]
+    if not asking:
+        return "no rung asks for it" + (f", as far as is known: {', '.join(unknown)} not audited" if unknown else "")
+    whys = []
+    for name, rung in asking.items():
+        if rung["verdict"] in NOT_LET_THROUGH:
+            whys.append(f"{name} was not let through: {rung['reason']}")
+        elif name not in measured:
+            whys.append(f"{name} gave no result; failures.csv of its host says why")
+        elif name in admitted:
+            whys.append(f"{name} was throttled or contended in every run")
+        else:
+            whys.append(f"{name} is refused")
+    return "; ".join(whys)
 
 
 def conflicts(sources: Sequence[Source]) -> list[str]:

@@ -16,11 +16,13 @@ rule cross_stack:
     log:
         "logs/cross_stack.log",
     params:
+        folders=lambda w: matrix.config.cross_stack.results,
         own=lambda w: steps.own_tables(),
         reference=lambda w: f"--reference {name}" if (name := matrix.config.cross_stack.reference) else "",
         code=code("cross_stack"),
         captions=lambda w: text_hash("docs/captions"),
     shell:
-        "$PYTHON $SCRIPTS/cross_stack.py --own results --results {input.results:q} {params.reference}"
+        "$PYTHON $SCRIPTS/cross_stack.py --own results --results {input.results:q}"
+        " --folders {params.folders:q} {params.reference}"
         " --caption $SCRIPTS/../docs/captions/cross_stack.rst --output {output.table:q} --refused {output.refused:q}"
         " --page {output.page:q} --log {log:q}"

@@ -76,8 +76,15 @@ def source(platform, /, rounds=8, protocol=PROTOCOL, name=None, **changed):
     host = {"platform": platform, "host": rows[0]["host"], "device_uuid": rows[0]["device_uuid"], "rounds": rounds}
     state = {"processor": f"{platform} processor", "kernel": "6.1", "physical_cores": 2}
     verdicts = [
-        {"name": rung, "verdict": "pass", "flops_at_precision_pct": 100.0, "nodes_at_precision_pct": 99.0}
-        for rung in RUNGS[platform]
+        {
+            "name": rung,
+            "requested_precision": factors.get("precision", "fp32"),
+            "verdict": "pass",
+            "reason": None,
+            "flops_at_precision_pct": 100.0,
+            "nodes_at_precision_pct": 99.0,
+        }
+        for rung, (factors, _) in RUNGS[platform].items()
     ]
     place = {"platform": platform, "model": "yolo11n", "ladder": platform, "batch": 1}
     summary = {
@@ -272,8 +279,9 @@ def test_the_rest_is_made():
 
 
 def test_nothing_to_compare_ends_in_one_clear_error(tmp_path):
-    with pytest.raises(StepError, match="name the folders of other hosts"):
-        compare([])
+    for reference in (None, "cpu"):
+        with pytest.raises(StepError, match="name the folders of other hosts"):
+            compare([], reference)
     with pytest.raises(StepError, match="results of one device alone, cpu on cpu-host, in cpu; name the folder"):
         compare([source("cpu")])
     with pytest.raises(StepError, match=r"alone, cpu on cpu-host, in cpu \(named twice\); name"):
@@ -376,6 +384,62 @@ def test_a_table_that_a_spreadsheet_saved_again_is_named(tmp_path, separator, en
         csv.writer(stream, delimiter=separator).writerows(rows)
     with pytest.raises(StepError, match=f"gpu/results.csv {told}.*: another program, .* has saved it again; bring"):
         read_source(table.parent)
+
+
+# --- what a platform lacks ---
+
+
+def lacked(*sources):
+    return [(r["platform"], r["precision"], r["why"]) for r in compare(sources).lacking]
+
+
+def rung_of(held, name):
+    return next(rung for rung in held.summary["ladders"][0]["rungs"] if rung["name"] == name)
+
+
+def test_a_precision_that_only_another_platform_has_is_named():
+    assert lacked(source("cpu"), source("gpu")) == [("gpu", "int8", "no rung asks for it")]
+    gpu = source("gpu")
+    gpu.summary["ladders"][0]["rungs"].append({"name": "tensorrt-int8", "requested_precision": None, "verdict": None})
+    told = "no rung asks for it, as far as is known: tensorrt-int8 not audited"
+    assert lacked(source("cpu"), gpu) == [("gpu", "int8", told)]
+
+
+@pytest.mark.parametrize(
+    ("verdict", "reason", "why"),
+    [
+        ("failed", "no kernel for it", "gpu-fp16 was not let through: no kernel for it"),
+        ("pass", None, "gpu-fp16 gave no result; failures.csv of its host says why"),
+    ],
+)
+def test_a_precision_that_gave_nothing_anywhere_is_named_with_its_reason(verdict, reason, why):
+    gpu = source("gpu")
+    rung = {"name": "gpu-fp16", "requested_precision": "fp16", "verdict": verdict, "reason": reason}
+    gpu.summary["ladders"][0]["rungs"].append(rung)
+    assert lacked(source("cpu"), gpu) == [
+        ("gpu", "int8", "no rung asks for it"), ("cpu", "fp16", "no rung asks for it"), ("gpu", "fp16", why),
+    ]  # fmt: skip
+
+
+def test_a_precision_whose_runs_do_not_count_is_named():
+    cpu = source("cpu")
+    for each in cpu.rows:
+        each["throttled"] = "thermal" if each["rung"] == "openvino-int8" else "none"
+    assert ("cpu", "int8", "openvino-int8 was throttled or contended in every run") in lacked(cpu, source("gpu"))
+    rung_of(cpu, "openvino-int8").update(verdict="exclude", reason="parity")
+    assert ("cpu", "int8", "openvino-int8 was not let through: parity") in lacked(cpu, source("gpu"))
+    for each in (rows := source("cpu")).rows:
+        each["fp32_onnx_sha256"] = "ef" * 32 if each["rung"] == "openvino-int8" else "ab" * 32
+    assert ("cpu", "int8", "openvino-int8 is refused") in lacked(rows, source("gpu"))
+
+
+def test_a_batch_that_a_platform_does_not_have_is_named():
+    more = source("gpu", name="more", batch=4, ladder="more")
+    more.summary["ladders"][0] |= {"batch": 4, "ladder": "more"}
+    found = compare([source("cpu"), source("gpu"), more]).lacking
+    assert [(r["platform"], r["why"]) for r in found if r["batch"] == 4] == [
+        ("cpu", "its ladders do not have this model at this batch")
+    ]
 
 
 # --- merging ---
@@ -524,6 +588,38 @@ def test_the_page_is_never_wider_than_its_window(tmp_path):
     assert json.loads(re.search("<title>(.*?)</title>", done.stdout)[1]) == [[width, 0] for width in widths]
 
 
+def test_the_page_says_at_its_top_what_it_was_made_from_and_what_is_refused():
+    old = source("gpu", protocol=None, name="old", platform="old", device_uuid="other")
+    gpu = Source("gpu", *(getattr(source("gpu"), each) for each in ("rows", "summary")), "12" * 32)
+    gpu.summary["unsteady_runs"].append({})
+    html = cross_stack_page(compare([source("cpu"), gpu, old]), CAPTION)
+    top = html.partition('<ul class="context">')[2].partition("</ul>")[0]
+    for needed in (
+        "gpu (results.csv 121212121212…), old (results.csv ",
+        "⚠ Refused: old on gpu-host (old), yolo11n: protocol (40 runs); see Refused below",
+        "gpu: ⚠ 1 of 40 runs were unsteady (named in gpu/summary.json)",
+    ):
+        assert needed in top, needed
+    assert "report" not in top
+
+
+def test_the_page_tells_driver_sittings_energy_and_lacking_precisions_of_each_platform():
+    gpu, again = source("gpu"), source("gpu", name="again", sitting="20300102T000000-1", energy_missing="no counter")
+    gpu.summary["hosts"][0]["state"]["gpu.driver"] = "580.1"
+    for row in gpu.rows:
+        row["energy_j_per_image"] = "0.2"
+    again.summary["hosts"][0]["state"]["gpu.driver"] = "580.2"
+    again.summary["versions"]["gpu"] = {"torch": "2.99.1"}
+    text = cross_stack_page(compare([source("cpu"), gpu, again]), CAPTION).replace("\u00a0", " ")
+    for needed in (
+        ">580.1 and 580.2<", ">torch 2.99.0+cpu and 2.99.1<", ">2030-01-01: 80 runs in 2 sittings<", ">gpu, again<",
+        ">2030-01-01: 24 runs in 1 sitting<", ">not measured in 40 of 80 runs: no counter<",
+        ">not measured: a CPU&#39;s is not read<", "gpu has no int8: no rung asks for it.",
+        "No images/s/W of cpu: why stands under Platforms, energy.",
+    ):  # fmt: skip
+        assert needed in text, needed
+
+
 def test_shares_of_different_kinds_of_peaks_say_so():
     same = [source(name, peak_source="measured") for name in ("cpu", "gpu")]
     other = source("gpu", peak_source="datasheet")
@@ -551,6 +647,7 @@ def test_the_script_makes_tables_and_page_or_says_why_not(tmp_path):
 
     def call(*results):
         command = [sys.executable, script, "--own", tmp_path / "none", "--results", *results, *outputs]
+        command += ["--folders", *(f"s3://bucket/{table.parent.name}" for table in results)]
         return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
 
     done = call(*tables_of, *tables_of)
@@ -559,7 +656,8 @@ def test_the_script_makes_tables_and_page_or_says_why_not(tmp_path):
         reader = csv.DictReader(stream)
         rows = list(reader)
     assert tuple(reader.fieldnames) == tables.CROSS_STACK
-    assert {(r["platform"], r["power_w"]) for r in rows} == {("cpu", ""), ("gpu", "200.0")}
+    found = {(r["platform"], r["power_w"], r["source"]) for r in rows}
+    assert found == {("cpu", "", "s3://bucket/cpu"), ("gpu", "200.0", "s3://bucket/gpu")}
     assert (tmp_path / "b.csv").read_text() == ",".join(tables.CROSS_STACK_REFUSED) + "\n"
     assert (tmp_path / "c.html").stat().st_size > 10_000
     alone = call(tables_of[0])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 import altair as alt
 
 from ladder import statistics
-from ladder.cross_stack import ANY, Comparison, Role, Side, Source, side_of
+from ladder.cross_stack import ANY, HASH_DIGITS, Comparison, Role, Run, Side, Source, side_of
 from ladder.report.build import caption_html
 from ladder.report.figures import LABEL_SIZE, RUNG_COLOURS, RUNG_SHAPES, finished
 from ladder.report.page import Block, Column, Figure, Spec, page, table
@@ -21,9 +22,11 @@ Row = dict[str, Any]
 PLATFORM_COLUMNS = (
     Column("platform", "platform"),
     Column("device", "device"),
+    Column("driver", "driver"),
     Column("host", "host"),
     Column("versions", "versions"),
     Column("measured", "measured"),
+    Column("energy", "energy"),
     Column("value", "results"),
 )
 REFUSED_COLUMNS = (
@@ -36,7 +39,7 @@ REFUSED_COLUMNS = (
     Column("remedy", "what to do"),
     Column("value", "results"),
 )
-HASH_DIGITS = 12  # of a sha256, as far as a reader compares it
+CPU_ENERGY = "a CPU's is not read"
 
 
 def cross_stack_page(found: Comparison, caption: Path) -> str:
@@ -44,22 +47,55 @@ def cross_stack_page(found: Comparison, caption: Path) -> str:
     labels = _labels(list(found.sides))
     confidence = f"{100 * (1 - statistics.ALPHA):g} %"
     context = [
-        *(f"Platform {labels[side]}: {processor(source.host(side))}" for side, source in found.sides.items()),
+        *(f"Platform {labels[side]}: {processor(_host(side, runs))}" for side, runs in found.sides.items()),
         f"Reference: {labels[found.reference]}. Intervals hold with {confidence} confidence",
+        f"Made from {', '.join(_made_from(found.sources))}",
+        *_refusals(found.refused),
         *(f"{WARNED} {note}" for note in found.notes),
-        *(
-            f"{label}: {line}"
-            for side, source in found.sides.items()
-            for label in (labels[side],)
-            for line in caveats(source.summary)
-        ),
+        *_caveats(found.sides, labels),
     ]
     blocks = [
-        _standing(model, batch, list(rows), labels, found.reference)
+        _standing(model, batch, list(rows), labels, found)
         for (model, batch), rows in groupby(found.rows, key=lambda row: (row["model"], row["batch"]))
     ]
     blocks += [_platforms(found.sides, labels), _refused(found.refused)]
     return page("Platforms side by side", caption_html(caption), context, blocks)
+
+
+def _made_from(sources: Sequence[Source]) -> list[str]:
+    """Each folder with the hash of its results.csv, by which this page is told from one of other figures."""
+    return list(dict.fromkeys(f"{source.name} (results.csv {source.sha256[:HASH_DIGITS]}…)" for source in sources))
+
+
+def _refusals(refused: Sequence[Row]) -> list[str]:
+    """A line for each device and model of which something is not compared, with what keeps it out."""
+    fields: dict[str, list[str]] = defaultdict(list)
+    for row in refused:
+        where = f"{row['platform']} on {row['host']} ({row['source']}), {row['model']}"
+        fields[where].append(f"{row['field']} ({row['runs']} run{'s' * (row['runs'] != 1)})")
+    return [f"{WARNED} Refused: {where}: {', '.join(each)}; see Refused below" for where, each in fields.items()]
+
+
+def _caveats(sides: Mapping[Side, Sequence[Run]], labels: Mapping[Side, str]) -> list[str]:
+    """What each summary warns of, once, with the platforms that it is of."""
+    told: dict[str, tuple[Source, list[str]]] = {}
+    for side, runs in sides.items():
+        for source in _sources(runs):
+            told.setdefault(source.name, (source, []))[1].append(labels[side])
+    return [
+        f"{' and '.join(named)}: {line}"
+        for source, named in told.values()
+        for line in caveats(source.summary, f"named in {source.name}/summary.json")
+    ]
+
+
+def _sources(runs: Sequence[Run]) -> list[Source]:
+    return list({run.source.name: run.source for run in runs}.values())
+
+
+def _host(side: Side, runs: Sequence[Run]) -> Mapping[str, Any]:
+    """What the first summary says of a side's host."""
+    return runs[0].source.host(side)
 
 
 def _labels(sides: Sequence[Side]) -> dict[Side, str]:
@@ -82,7 +118,7 @@ def role_name(row: Row) -> str:
     return ", ".join([*parts, *(["with transfers"] if role.transfers == "included" else [])])
 
 
-def _standing(model: str, batch: int, rows: Sequence[Row], labels: Mapping[Side, str], reference: Side) -> Block:
+def _standing(model: str, batch: int, rows: Sequence[Row], labels: Mapping[Side, str], found: Comparison) -> Block:
     columns = (
         Column("role", "role"),
         Column("platform", "platform"),
@@ -90,7 +126,7 @@ def _standing(model: str, batch: int, rows: Sequence[Row], labels: Mapping[Side,
         Column("candidates", "the fastest of", True),
         Column("shape", "shape"),
         Column("latency", "latency, ms", True),
-        Column("ratio", f"times as fast as {labels[reference]}", True),
+        Column("ratio", f"times as fast as {labels[found.reference]}", True),
         Column("verdict", "verdict"),
         Column("ips", "images/s", True),
         Column("ips_per_w", "images/s/W", True),
@@ -136,7 +172,15 @@ def _standing(model: str, batch: int, rows: Sequence[Row], labels: Mapping[Side,
         table(held, [cell for cell, is_one in zip(cells, fastest, strict=True) if is_one == wanted], caption + weights)
         for wanted, caption in ((True, "The fastest of each precision"), (False, "Role by role"))
     ]
-    return Block(f"{model}, batch {batch}", figures=charts, tables=shown)
+    notes = [
+        f"{labels[side_of(row)]} has no {row['precision']}: {row['why']}."
+        for row in found.lacking
+        if (row["model"], row["batch"]) == (model, batch)
+    ]
+    watts = {side_of(row) for row in rows if row["ips_per_w"] is not None}
+    if without := [labels[side] for side in dict.fromkeys(map(side_of, rows)) if side not in watts]:
+        notes.append(f"No images/s/W of {' and '.join(without)}: why stands under Platforms, energy.")
+    return Block(f"{model}, batch {batch}", figures=charts, tables=shown, notes=notes)
 
 
 def _share(row: Row, column: str, sources: set[str]) -> str:
@@ -195,23 +239,51 @@ def _chart(rows: Sequence[Row], labels: Sequence[str], value: str, title: str, e
     )
 
 
-def _platforms(sides: Mapping[Side, Source], labels: Mapping[Side, str]) -> Block:
+def _platforms(sides: Mapping[Side, Sequence[Run]], labels: Mapping[Side, str]) -> Block:
     cells = []
-    for side, source in sides.items():
-        summary = source.summary
-        told = sorted(summary["versions"].get(side.platform, {}).items())
-        days = [summary["measured"][end][:10] for end in ("first", "last")]
+    for side, runs in sides.items():
+        sources = _sources(runs)
+        versions = _together([source.summary["versions"].get(side.platform, {}) for source in sources])
+        driver = _together([source.host(side)["state"] for source in sources]).get("gpu.driver", [])
+        days = sorted(run.row["started_at"][:10] for run in runs)
+        sittings = len({run.row["sitting"] for run in runs})
         cells.append(
             {
                 "platform": labels[side],
-                "device": processor(source.host(side)),
+                "device": processor(_host(side, runs)),
+                "driver": " and ".join(map(str, driver)),
                 "host": side.host,
-                "versions": ", ".join(f"{name} {text}" for name, value in told if (text := releases(value))),
-                "measured": " to ".join(dict.fromkeys(days)),
-                "value": source.name,
+                "versions": ", ".join(
+                    f"{name} {text}" for name, value in versions.items() if (text := releases(value))
+                ),
+                "measured": f"{' to '.join(dict.fromkeys((days[0], days[-1])))}: {len(runs)} runs in {sittings} "
+                f"sitting{'s' * (sittings != 1)}",
+                "energy": _energy(runs),
+                "value": ", ".join(source.name for source in sources),
             }
         )
-    return Block("Platforms", tables=[table(PLATFORM_COLUMNS, cells, "What was compared")])
+    held = [column for column in PLATFORM_COLUMNS if any(cell[column.key] for cell in cells)]
+    return Block("Platforms", tables=[table(held, cells, "What was compared")])
+
+
+def _together(told: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    """All that several summaries say of the same things, by name; what was not read is left out."""
+    found: dict[str, list[Any]] = {}
+    for name in sorted({name for each in told for name in each}):
+        values = [each.get(name) for each in told]
+        single = [one for value in values for one in (value if isinstance(value, list) else [value])]
+        found[name] = [one for place, one in enumerate(single) if one is not None and one not in single[:place]]
+    return found
+
+
+def _energy(runs: Sequence[Run]) -> str:
+    """Of how many runs the energy was measured, and why not of the others as far as they say."""
+    without = [run for run in runs if run.row.get("energy_j_per_image") is None]
+    if not without:
+        return "measured"
+    reasons = {CPU_ENERGY if run.row.get("device") == "cpu" else run.row.get("energy_missing") for run in without}
+    counted = f"not measured in {len(without)} of {len(runs)} runs" if len(without) < len(runs) else "not measured"
+    return ": ".join([counted, *([told] if (told := "; ".join(sorted(filter(None, reasons)))) else [])])
 
 
 def _refused(refused: Sequence[Row]) -> Block:

@@ -174,7 +174,7 @@ STYLE = Markup(
   .ladder .{width} td {{ display: flex; justify-content: space-between; gap: 1rem; border: 0; padding: .1rem 0;
     min-width: 0; text-align: right; white-space: normal; }}
   .ladder .{width} td::before {{ content: attr(data-title); color: #555; text-align: left; font-weight: 400;
-    font-style: normal; }}
+    font-style: normal; overflow-wrap: normal; }}
 }}
 """
         for width, pixels in CARDS.items()

@@ -257,15 +257,18 @@ def context(summary: Row) -> list[str]:
     return lines + caveats(summary)
 
 
-def caveats(summary: Row) -> list[str]:
-    """A line for everything that makes the tables less trustworthy, but what stands beside a rung already."""
+def caveats(summary: Row, where: str = "see the report's warnings") -> list[str]:
+    """A line for everything that makes the tables less trustworthy, but what stands beside a rung already.
+
+    ``where`` says what names the runs that are only counted.
+    """
     general = [w for w in summary["warnings"] if w["kind"] in ("host", "workflow", "files", "device")]
     lines = [f"{WARNED} {warning['warning']} ({warning['scope']})" for warning in general]
     if runs := len(summary["unsteady_runs"]):
-        lines.append(f"{WARNED} {runs} of {summary['measured']['runs']} runs were unsteady (see the report's warnings)")
+        lines.append(f"{WARNED} {runs} of {summary['measured']['runs']} runs were unsteady ({where})")
     if runs := len(summary["busy_runs"]):
         told = f"{runs} of {summary['measured']['runs']} runs began beside busy programs"
-        lines.append(f"{WARNED} {told} (see the report's warnings)")
+        lines.append(f"{WARNED} {told} ({where})")
     if count := summary["failures"]:
         lines.append(f"{WARNED} not everything gave a result: {count} row{'s' * (count != 1)} in failures.csv")
     return lines
