@@ -10,6 +10,7 @@ import pytest
 from ladder import statistics, tables
 from ladder.files import read_json, sha256
 from ladder.records import read_latencies
+from ladder.report.build import build
 from ladder.report.read import read_table
 
 ROOT = Path(__file__).parent.parent
@@ -40,6 +41,12 @@ def test_results_are_those_the_summary_was_made_with_and_the_raw_latencies_give(
     for row in read_table(folder / "results.csv", tables.RESULTS):
         latencies = read_latencies(folder / "rounds" / f"{row['round']}.parquet")[row["rung"]]
         assert float(row["median_ms"]) == statistics.summarise(latencies)["median_ms"]
+
+
+@pytest.mark.parametrize("folder", MEASURED, ids=lambda folder: f"{folder.parent.name}-{folder.name}")
+def test_pages_can_be_made_of_them_where_they_are(folder, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert len(build(folder, ROOT / "docs/captions", tmp_path)) > 1
 
 
 def test_the_gpus_and_the_cpus_results_stand_side_by_side():

@@ -104,6 +104,41 @@ class Captions(HTMLParser):
             self.captions[-1] += data
 
 
+def copied(report, destination):
+    """The results folder of a report somewhere else, without its pages, and what making them there says."""
+    shutil.copytree(report[1], destination, ignore=shutil.ignore_patterns("report"))
+
+    def pages():
+        return build(destination, CAPTIONS, destination / "report")
+
+    return destination, pages
+
+
+def test_a_copied_results_folder_has_the_same_pages_wherever_it_is(report, tmp_path, monkeypatch):
+    """The working folder has rounds of the same names, of another host, which must not be taken."""
+    folder, pages = copied(report, tmp_path / "elsewhere")
+    shutil.copytree(report[1], tmp_path / "results")
+    for raw in (tmp_path / "results").rglob("*.parquet"):
+        raw.write_bytes(b"another host's")
+    monkeypatch.chdir(tmp_path)
+    made = next(page for page in pages() if page.name == "latency.html")
+    assert made.read_bytes() == (report[1] / "report" / "latency.html").read_bytes()
+    shutil.rmtree(folder / CPU["platform"] / "rounds")
+    with pytest.raises(StepError, match=r"elsewhere/results.csv names raw latencies in results/.*; bring its rounds"):
+        pages()
+
+
+def test_rounds_of_one_ladder_and_batch_may_lie_flat_and_others_are_not_taken_for_them(tmp_path):
+    one = CPU | {"batches": [4]}
+    folder, pages = copied(make(tmp_path, [one]), tmp_path / "elsewhere")
+    shutil.move(next(folder.glob("*/rounds/*/*/b4")), folder / "rounds")
+    shutil.rmtree(folder / CPU["platform"])
+    assert "latency.html" in {page.name for page in pages()}
+    shutil.copy(folder / "rounds" / "2.parquet", folder / "rounds" / "1.parquet")
+    with pytest.raises(StepError, match="1.parquet: not the raw latencies of .*, batch 4, round 1: the median is not"):
+        pages()
+
+
 def specs_of(html: str) -> list[dict]:
     return [json.loads(text) for text in re.findall(r'<script type="application/json" id="[^"]+">(.*?)</script>', html)]
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from docutils.core import publish_parts  # type: ignore[import-untyped]
 
 from ladder import attribution, tables
@@ -28,7 +30,7 @@ from ladder.report.by_rung import (
 )
 from ladder.report.energy import energy_note
 from ladder.report.page import Block, Column, Figure, held, page, start, table
-from ladder.report.read import read_table
+from ladder.report.read import raw_file, read_table
 from ladder.report.text import (
     DISTURBED,
     NO_STEPS,
@@ -73,9 +75,10 @@ NONE_MEANS = {  # where nothing is an answer, and not that it could not be read
 def build(results: Path, captions: Path, destination: Path) -> list[Path]:
     """Write <section>.html for every section from the tables in ``results``, and start.html; return the files.
 
-    ``captions`` holds <section>.rst, which says how to read it. Raw latencies are read where results.csv says,
-    relative to the working directory. start.html is what Snakemake's report shows first: the ladder, and links to
-    the pages in it. Raises StepError where a table or caption is missing.
+    ``captions`` holds <section>.rst, which says how to read it. Raw latencies are looked for in ``results``, wherever
+    that was copied to (``ladder.report.read.raw_file``). start.html is what Snakemake's report shows first: the ladder,
+    and links to the pages in it. Raises StepError where a table, caption or raw file is missing, or that file holds
+    other latencies than the table is of.
     """
     summary = _read(results / "summary.json")
     written = []
@@ -308,19 +311,20 @@ def _latency(summary: Row, results: Path) -> list[Block]:
             pooled, _names([entry]), f"Percentiles over the iterations of all rounds. {weights}", PERCENTILES
         )
         text = [weights, *([] if rows else ["Nothing was measured."])]
-        panels = _panels(entry, rows, limit)
+        raw = {path: raw_file(results, path) for path in {row["raw"] for row in rows}}
+        panels = _panels(entry, rows, raw, limit)
         said = [*audit_notes(entry), *exclusions(shown(entry))]
         blocks.append(Block(place(entry), text=text, figures=panels, tables=told, notes=said))
     return blocks
 
 
-def _panels(entry: Row, rows: Sequence[dict[str, str]], limit: int) -> list[Figure]:
-    """One figure for each rung of a ladder and batch that has rows of results.csv."""
-    raw = {path: read_latencies(Path(path)) for path in {row["raw"] for row in rows}}
+def _panels(entry: Row, rows: Sequence[dict[str, str]], files: Mapping[str, Path], limit: int) -> list[Figure]:
+    """One figure for each rung of a ladder and batch that has rows of results.csv; ``files`` are those of their raw."""
+    raw = {name: read_latencies(path) for name, path in files.items()}
     panels = []
     for rung in entry["rungs"]:
         runs = [
-            (int(row["round"]), raw[row["raw"]][rung["name"]], float(row["median_ms"]))
+            (int(row["round"]), _latencies_of(row, raw[row["raw"]], files[row["raw"]]), float(row["median_ms"]))
             for row in sorted(rows, key=lambda row: int(row["round"]))
             if row["rung"] == rung["name"]
         ]
@@ -328,6 +332,17 @@ def _panels(entry: Row, rows: Sequence[dict[str, str]], limit: int) -> list[Figu
             spec, told = figures.latency(runs, limit)
             panels.append(Figure(f"{marked(rung)}: {told}", spec))
     return panels
+
+
+def _latencies_of(row: dict[str, str], raw: Mapping[str, np.ndarray], path: Path) -> np.ndarray:
+    """A run's latencies, ns, of those of its round. Raises StepError where they do not have the row's median."""
+    found = raw.get(row["rung"])
+    if found is None or not math.isclose(float(np.median(found)) / 1e6, float(row["median_ms"]), rel_tol=1e-9):
+        raise StepError(
+            f"{path}: not the raw latencies of {row['rung']}, {row['ladder']}, batch {row['batch']}, round "
+            f"{row['round']}: the median is not {row['median_ms']} ms, as results.csv has it; bring the rounds it is of"
+        )
+    return found
 
 
 def _audit(summary: Row, results: Path) -> list[Block]:
