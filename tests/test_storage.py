@@ -10,7 +10,7 @@ from pathlib import Path
 
 import plugin_folder
 import pytest
-from workflow_run import Workflow, copy_repository, identity_config, with_change
+from workflow_run import ROOT, Workflow, copy_repository, identity_config, with_change
 
 from ladder.files import sha256
 
@@ -101,6 +101,27 @@ def test_another_machine_goes_on_from_a_copy_of_the_bucket(first, bucket, new_wo
     engine = "artifacts/cpu/identity/known-fp32/engine"
     assert sha256(workflow.folder / engine) == sha256(first[0].folder / engine)
     assert ROUND.format(2) in stored(bucket)
+
+
+def test_results_of_other_hosts_are_brought_from_a_bucket(new_workflow, server):
+    bucket = boto3.resource("s3", endpoint_url=server, **KEY).Bucket("hosts")
+    bucket.create()
+    workflow = new_workflow("compared")
+    config = identity_config(workflow.folder, {"known": {}})
+    measured = {"s3://hosts/h200": "h200/2026-12-01", "s3://hosts/cpu/": "cpu/2026-12-01"}
+    for url, folder in measured.items():
+        for table in ("results.csv", "summary.json"):
+            path = Path(url.removeprefix("s3://hosts/")) / table
+            bucket.upload_file(str(ROOT / "docs/measurements" / folder / table), str(path))
+
+    def call(*folders):
+        compared = {"results": list(folders), "reference": "cpu"}
+        return workflow.call(with_change(config, lambda c: c.update(cross_stack=compared)), "--", "cross_stack")
+
+    call(*measured).must()
+    assert {row["source"] for row in workflow.table("cross_stack.csv")} == set(measured)
+    gone = "cross_stack.results: 's3://hosts/gone/results.csv' is not there, or may not be read"
+    assert gone in call("s3://hosts/h200", "s3://hosts/gone").must(1).text
 
 
 def test_what_would_not_work_ends_before_any_job(new_workflow):
