@@ -14,7 +14,7 @@ import pandas as pd
 
 from ladder import statistics
 from ladder.errors import StepError
-from ladder.tables import CLEAR, FLAGS, LADDER
+from ladder.tables import CLEAR, FLAGS, INTERACTION, LADDER
 
 log = logging.getLogger(__name__)
 
@@ -25,10 +25,9 @@ Runs = dict[str, dict[Any, tuple[Device, float | None]]]  # rung -> round -> (de
 COLUMNS = (
     "platform", "model", "weights", "ladder", "batch", "rung", "round", "host", "device_uuid", "median_ms", *FLAGS,
 )  # fmt: skip
-TOTAL = tuple(column for column in LADDER if column not in ("cause", "interaction_ms"))
+TOTAL = tuple(column for column in LADDER if column not in ("cause", *INTERACTION))
 NUMBERS = (
-    "from_ms", "to_ms", "gain_ms", "gain_pct", "ci_low_pct", "ci_high_pct", "noise_floor_ms", "mde_pct",
-    "interaction_ms",
+    "from_ms", "to_ms", "gain_ms", "gain_pct", "ci_low_pct", "ci_high_pct", "noise_floor_ms", "mde_pct", *INTERACTION,
 )  # fmt: skip
 
 
@@ -46,8 +45,8 @@ def attribute(runs: pd.DataFrame, ladders: Sequence[Mapping[str, Any]], exclude:
     ``ladder.statistics``. interaction_ms: where both orders of two causes x and y stand in the ladder
     (A -x-> B -y-> D and A -y-> C -x-> D), the gain of x after y less the gain of x before it, (C - D) - (A - B), in ms
     over the rounds that have all four rungs; positive where the causes strengthen each other, negative where their
-    gains overlap; the same on the four rows. What cannot be computed is NaN. Raises StepError where a rung has two
-    runs in one round or a median that is not positive.
+    gains overlap; the same on the four rows. interaction_low_ms, interaction_high_ms: its interval. What cannot be
+    computed is NaN. Raises StepError where a rung has two runs in one round or a median that is not positive.
     """
     rows = []
     for ladder in ladders:
@@ -57,7 +56,7 @@ def attribute(runs: pd.DataFrame, ladders: Sequence[Mapping[str, Any]], exclude:
             interactions = _interactions(medians, ladder["steps"], where)
             for index, step in enumerate(ladder["steps"]):
                 row = _row(ladder, batch, medians, step, where)
-                rows.append(row | {"interaction_ms": interactions.get(index)})
+                rows.append(row | interactions.get(index, {}))
     return pd.DataFrame(rows, columns=list(LADDER)).astype(
         dict.fromkeys(NUMBERS, float) | {"rounds": int, "rounds_excluded": int}
     )
@@ -207,9 +206,9 @@ def _geometric_mean(values: np.ndarray) -> float:
     return float(np.exp(np.log(values).mean()))
 
 
-def _interactions(medians: Runs, steps: Sequence[Step], where: str) -> dict[int, float]:
-    """interaction_ms by index of step; empty for a square that no round has whole."""
-    found: dict[int, float] = {}
+def _interactions(medians: Runs, steps: Sequence[Step], where: str) -> dict[int, dict[str, float]]:
+    """The columns of ``INTERACTION`` by index of step; none for a square that no round has whole."""
+    found: dict[int, dict[str, float]] = {}
     for square in _squares(steps):
         first, second, other = (steps[index] for index in square[:3])
         a, b, c, d = first["from"], first["to"], other["to"], second["to"]
@@ -217,12 +216,15 @@ def _interactions(medians: Runs, steps: Sequence[Step], where: str) -> dict[int,
         if not shared.shape[1]:
             continue
         a_ms, b_ms, c_ms, d_ms = (_geometric_mean(row) for row in shared)
-        interaction = (c_ms - d_ms) - (a_ms - b_ms)
+        interaction = {"interaction_ms": (c_ms - d_ms) - (a_ms - b_ms)}
+        if shared.shape[1] > 1:
+            _, low, high = statistics.combined_interval(shared, (-1, 1, 1, -1))
+            interaction |= {"interaction_low_ms": float(low), "interaction_high_ms": float(high)}
         if found.keys() & set(square):
             # a column holds one number a row, and the four rows of a square must agree
             log.warning("%s: the interaction of %s and %s between %s and %s (%.4g ms) is not in the table, since "
                         "one of its steps already belongs to another pair of orders",
-                        where, first["cause"], second["cause"], a, d, interaction)  # fmt: skip
+                        where, first["cause"], second["cause"], a, d, interaction["interaction_ms"])  # fmt: skip
             continue
         found |= dict.fromkeys(square, interaction)
     return found

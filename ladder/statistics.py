@@ -125,6 +125,22 @@ def welch_interval(first: ArrayLike, second: ArrayLike, alpha: float = ALPHA) ->
     return Interval(mean, mean - half, mean + half)
 
 
+def combined_interval(medians: ArrayLike, signs: ArrayLike, alpha: float = ALPHA) -> Interval:
+    """Interval of a sum of geometric means over the same rounds, each taken ``signs`` times, at 1 - alpha.
+
+    ``medians``: [rungs, rounds], of at least 2 rounds, in any unit, which is the result's. By the delta method
+    (Oehlert, The American Statistician 46, 1992): to first order a geometric mean moves by itself times the mean of
+    the rounds' log deviations, so the sum's deviations are formed round by round and what a round's rungs share
+    cancels.
+    """
+    logs = np.log(np.asarray(medians, dtype=float))
+    rounds = logs.shape[-1]
+    terms = np.asarray(signs, dtype=float) * np.exp(logs.mean(axis=-1))
+    deviations = terms @ (logs - logs.mean(axis=-1, keepdims=True))
+    half = _critical(rounds, alpha) * deviations.std(ddof=1) / np.sqrt(rounds)
+    return Interval(terms.sum(), terms.sum() - half, terms.sum() + half)
+
+
 def verdict(low: float, high: float, rounds: int) -> str:
     """``faster`` where the interval [low, high] of ln(from / to) lies above 0, ``slower`` where below.
 

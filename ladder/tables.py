@@ -18,10 +18,12 @@ RESULTS = (
     "energy_missing", "fp32_onnx_sha256", "artifact_sha256", "raw",
 )  # fmt: skip
 
+INTERACTION = ("interaction_ms", "interaction_low_ms", "interaction_high_ms")
+
 LADDER = (
     "platform", "model", "weights", "ladder", "batch", "from", "to", "cause", "rounds", "rounds_excluded",
     "from_ms", "to_ms", "gain_ms", "gain_pct", "ci_low_pct", "ci_high_pct", "noise_floor_ms", "mde_pct",
-    "interaction_ms", "verdict",
+    *INTERACTION, "verdict",
 )  # fmt: skip
 
 AUDIT = (

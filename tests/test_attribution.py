@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
+from scipy import stats
 
 from ladder import statistics
 from ladder.attribution import TOTAL, attribute, order, paths, totals
@@ -241,6 +242,23 @@ def test_interaction_uses_rounds_that_have_all_four_rungs():
     assert rows["interaction_ms"].tolist() == pytest.approx([-2] * 4)
     rows = attribute(table(medians | {"d": []}), [ladder(*SQUARE)])
     assert rows["interaction_ms"].isna().all()
+
+
+def test_an_interaction_has_an_interval_in_which_what_rounds_share_cancels():
+    noise = np.exp(np.linspace(-0.02, 0.02, 8))
+    medians = {"a": list(10 * noise), "b": [6.0] * 8, "c": [7.0] * 8, "d": [5.0] * 8}
+    (row, *_) = attribute(table(medians), [ladder(*SQUARE)]).to_dict("records")
+    half = stats.t.ppf(0.995, 7) * np.std(10 * np.log(noise), ddof=1) / np.sqrt(8)
+    assert row["interaction_ms"] == pytest.approx(-2)
+    assert row["interaction_low_ms"] == pytest.approx(-2 - half)
+    assert row["interaction_high_ms"] == pytest.approx(-2 + half)
+    shared = {"a": medians["a"], "b": [6.0] * 8, "c": list(10 * noise), "d": [5.0] * 8}
+    (row, *_) = attribute(table(shared), [ladder(*SQUARE)]).to_dict("records")
+    assert [row[f"interaction{end}_ms"] for end in ("", "_low", "_high")] == pytest.approx([1.0] * 3)
+    (row, *_) = attribute(table({rung: values[:1] for rung, values in medians.items()}), [ladder(*SQUARE)]).to_dict(
+        "records"
+    )
+    assert np.isnan(row["interaction_low_ms"]) and not np.isnan(row["interaction_ms"])
 
 
 def test_two_ways_by_one_cause_are_no_interaction():

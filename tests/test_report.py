@@ -302,6 +302,11 @@ def test_both_orders_have_a_waterfall_and_their_interaction_is_told(report):
     assert "8 rounds; intervals are 99 % ones." in html
     assert line.startswith("Interaction of launch and compilation: −") and "less after the other" in line
     assert line in html
+    (step, *_) = steps_of(report[0], "orders", 8)
+    row = step | {"interaction_ms": 0.1, "interaction_low_ms": -0.2, "interaction_high_ms": 0.4}
+    assert ": +0.100 ms (−0.200 to +0.400): no more than noise; the order" in interactions([row])[0]
+    older = {key: value for key, value in row.items() if key not in ("interaction_low_ms", "interaction_high_ms")}
+    assert "(" not in interactions([older])[0]
 
 
 def test_saturation_is_ringed_where_it_is_reached_and_told_where_not():

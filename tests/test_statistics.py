@@ -182,6 +182,23 @@ def test_simulated_rate_of_false_verdicts(rounds, noise):
     assert rate >= statistics.ALPHA - 0.002 or noise != "normal"
 
 
+@pytest.mark.parametrize("noise", [(0.01,) * 4, (0.25, 0.005, 0.01, 0.003), (0.25,) * 4])
+def test_simulated_coverage_of_a_combination_of_rungs(noise):
+    rng, medians, signs = np.random.default_rng(0), np.array([5.0, 1.75, 1.84, 1.62]), np.array([-1, 1, 1, -1])
+    logs = np.log(medians)[:, None] + np.array(noise)[:, None] * rng.standard_normal((4000, 4, 8))
+    intervals = [statistics.combined_interval(np.exp(each), signs) for each in logs]
+    missed = np.mean([not low <= signs @ medians <= high for _, low, high in intervals])
+    assert 0.004 < missed < 0.018  # 1 %, and 5 standard errors of 4000 tries
+
+
+def test_one_rung_alone_is_combined_to_its_own_mean_and_spread():
+    medians = np.array([[2.0, 2.1, 1.9, 2.05]])
+    mean, low, high = statistics.combined_interval(medians, [1])
+    _, log_low, log_high = statistics.paired_interval(np.log(medians[0]))
+    assert mean == pytest.approx(stats.gmean(medians[0]))
+    assert high - low == pytest.approx(mean * (log_high - log_low))
+
+
 @pytest.mark.parametrize("rounds", [6, 8, 20])
 def test_minimum_detectable_effect_is_found_with_its_power(rounds):
     effect = statistics.minimum_detectable_effect(0.1, rounds)

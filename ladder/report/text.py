@@ -33,6 +33,11 @@ def number(value: float | None, digits: int = 3) -> str:
     return "" if value is None else f"{value:,.{_decimals(value, digits)}f}"
 
 
+def signed(value: float) -> str:
+    """A number with its sign, ``+0.31`` or ``−3.01``."""
+    return f"{'+' if value >= 0 else '−'}{number(abs(value))}"
+
+
 def _decimals(value: float, digits: int = 3) -> int:
     """Decimal places that give a value so many significant digits."""
     exponent = int(f"{value:.{digits - 1}e}".partition("e")[2])
@@ -153,17 +158,23 @@ def exclusions(steps: Sequence[Row]) -> list[str]:
 
 
 def interactions(steps: Sequence[Row]) -> list[str]:
-    """A line for each pair of causes that was measured in both orders."""
-    causes: dict[float, list[str]] = {}
+    """A line for each pair of causes that was measured in both orders, with its interval and what that says."""
+    causes: dict[tuple[float, float | None, float | None], list[str]] = {}
     for step in steps:
-        if step["interaction_ms"] is not None:
-            causes.setdefault(step["interaction_ms"], []).append(step["cause"])
-    lines = []
-    for value, names in causes.items():
-        sign, way = ("+", "more") if value >= 0 else ("−", "less")
-        line = f"Interaction of {' and '.join(dict.fromkeys(names))}: {sign}{number(abs(value))} ms; "
-        lines.append(line + f"either gains this much {way} after the other than before it.")
-    return lines
+        if (value := step["interaction_ms"]) is not None:
+            # summaries of before the interval have none
+            told = (value, step.get("interaction_low_ms"), step.get("interaction_high_ms"))
+            causes.setdefault(told, []).append(step["cause"])
+    return [_interaction(" and ".join(dict.fromkeys(names)), *told) for told, names in causes.items()]
+
+
+def _interaction(causes: str, value: float, low: float | None, high: float | None) -> str:
+    line = f"Interaction of {causes}: {signed(value)} ms"
+    if low is not None and high is not None:
+        line += f" ({signed(low)} to {signed(high)})"
+        if low <= 0 <= high:
+            return f"{line}: no more than noise; the order in which the two are taken may not matter."
+    return f"{line}; either gains this much {'more' if value >= 0 else 'less'} after the other than before it."
 
 
 def interval_title(summary: Row) -> str:
