@@ -10,6 +10,7 @@ import json
 import os
 import platform
 import random
+import select
 import signal
 import subprocess
 import tempfile
@@ -274,13 +275,31 @@ def _run_to_end(command: list[str], env: dict[str, str], log: Any, timeout: floa
         command, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, process_group=0
     )
     try:
-        return run.wait(timeout)
-    except subprocess.TimeoutExpired:
-        return None
+        return run.wait() if _ends_within(run, timeout) else None
     finally:
         with suppress(ProcessLookupError):
             os.killpg(run.pid, signal.SIGKILL)
         run.wait()
+
+
+def _ends_within(run: subprocess.Popen, timeout: float) -> bool:
+    """Wait for a process as long as that (s) and say whether it ended.
+
+    ``Popen.wait`` with a timeout looks 20 times a second, which takes 0.2 % of a core beside what is timed; the kernel
+    tells by itself.
+    """
+    try:
+        ended = os.pidfd_open(run.pid)
+    except (AttributeError, OSError):  # not Linux, or older than 5.3
+        with suppress(subprocess.TimeoutExpired):
+            run.wait(timeout)
+        return run.returncode is not None
+    try:
+        watching = select.poll()
+        watching.register(ended, select.POLLIN)
+        return bool(watching.poll(1000 * timeout))
+    finally:
+        os.close(ended)
 
 
 def _environment(threads: int, gpu: Reader | None) -> dict[str, str]:
