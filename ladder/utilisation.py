@@ -23,7 +23,7 @@ from ladder.peaks import Datasheet
 
 HALF = 50.0  # %: what takes more than half of the time takes more than everything else together
 # Of the datasheet's rate: a product below it shows what PyTorch's code reaches, not what the device can do. On an H200
-# fp32, tf32, fp16 and bf16 products reach 69 to 81 %, and int8, which PyTorch leaves to one kernel of cuBLASLt, 48 %.
+# fp32, tf32, fp16 and bf16 products reach 65 to 81 %, and int8, which PyTorch leaves to one kernel of cuBLASLt, 47 %.
 FAIR_SHARE = 0.6
 FLOAT_BYTES = {"fp64": 8, "fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2, "int8": 1}
 MEASURED, DATASHEET = "measured", "datasheet"

@@ -110,7 +110,7 @@ def test_the_figures_of_a_datasheet_fit_each_other(name):
 def test_measured_peaks_stay_below_the_datasheet():
     """Run it alone: beside engines being built int8 fell by a third (H200). The lock keeps workflows away, no others.
 
-    The lower bounds are for a data centre's GPU at its own power limit: int8 48 %, the rest 69 to 81 % of an H200's.
+    The lower bounds are for a data centre's GPU at its own power limit: int8 47 %, the rest 65 to 81 % of an H200's.
     """
     torch = pytest.importorskip("torch")
     if not torch.cuda.is_available():
