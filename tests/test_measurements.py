@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import csv
 import re
 from pathlib import Path
 
+import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from scipy import stats
 
 from ladder import statistics, tables
 from ladder.files import read_json, sha256
@@ -15,7 +18,10 @@ from ladder.report.build import build
 from ladder.report.read import raw_file, read_table
 
 ROOT = Path(__file__).parent.parent
+H200 = ROOT / "docs/measurements/h200"
+NEWEST = H200 / "2026-12/h200"
 MEASURED = sorted(path.parent for path in (ROOT / "docs/measurements").glob("*/20*/summary.json"))
+LADDERS = sorted(path.parent for path in (ROOT / "docs/measurements").rglob("ladder.csv"))
 
 
 def test_the_readmes_table_is_the_measured_one():
@@ -56,3 +62,135 @@ def test_the_gpus_and_the_cpus_results_stand_side_by_side():
     gpu, cpu = (read_json(folder / "summary.json")["protocol"] for folder in folders)
     assert all(gpu["inputs"][model] == size for model, size in cpu.pop("inputs").items())
     assert cpu == {name: gpu[name] for name in cpu}
+
+
+# From here on figures are computed without the project's own statistics and telemetry.
+
+
+def said(document: str) -> str:
+    """A document without its line breaks."""
+    return " ".join((ROOT / document).read_text().split())
+
+
+def rows(path: Path) -> list[dict[str, str]]:
+    """A table of whichever version: some have fewer columns than this one writes."""
+    with path.open(newline="", encoding="utf-8") as stream:
+        return list(csv.DictReader(stream))
+
+
+def medians_ms(folder: Path, raw: str) -> dict[str, float]:
+    """The run medians of a round by rung; ``raw`` as in results.csv."""
+    table = pq.read_table(raw_file(folder, raw)).to_pandas()
+    return {rung: float(np.median(ns)) / 1e6 for rung, ns in table.groupby("rung").latency_ns}
+
+
+def headline_ms(batch: int) -> dict[str, np.ndarray]:
+    """The run medians of the newest measurement by rung, in the order of its rounds."""
+    folder = NEWEST / f"rounds/yolo11n/headline/b{batch}"
+    rounds = [medians_ms(folder, str(folder / f"{number}.parquet")) for number in range(1, 9)]
+    return {rung: np.array([each[rung] for each in rounds]) for rung in rounds[0]}
+
+
+@pytest.mark.parametrize("folder", LADDERS, ids=lambda folder: str(folder.relative_to(ROOT / "docs/measurements")))
+def test_gains_and_intervals_are_those_of_the_raw_latencies(folder):
+    runs = rows(folder / "results.csv")
+    raws = {(row["ladder"], row["batch"], row["round"]): row["raw"] for row in runs}
+    medians = {place: medians_ms(folder, raw) for place, raw in raws.items()}
+    for step in rows(folder / "ladder.csv"):
+        of_step = [each for place, each in medians.items() if place[:2] == (step["ladder"], step["batch"])]
+        pairs = [
+            (each[step["from"]], each[step["to"]]) for each in of_step if {step["from"], step["to"]} <= each.keys()
+        ]
+        assert len(pairs) == int(step["rounds"]) and step.get("rounds_excluded", "0") == "0"
+        if not pairs:
+            continue
+        log_ratios = -np.diff(np.log(pairs)).ravel()
+        interval = stats.ttest_1samp(log_ratios, 0).confidence_interval(0.99)
+        expected = [100 * (1 - np.exp(-each)) for each in (log_ratios.mean(), interval.low, interval.high)]
+        assert [float(step[name]) for name in ("gain_pct", "ci_low_pct", "ci_high_pct")] == pytest.approx(expected)
+        held = "faster" if interval.low > 0 else "slower" if interval.high < 0 else "within noise"
+        assert step["verdict"] == held
+
+
+def test_what_the_text_says_of_spreads_and_of_single_rounds():
+    text, readme = said("docs/measurements/h200/README.md"), said("README.md")
+    first = headline_ms(1)
+    spread = {rung: 100 * ms.std(ddof=1) / ms.mean() for rung, ms in first.items()}
+    assert (
+        f"PyTorch's graph {spread['pytorch-fp32-graph']:.2f} %, TensorRT's FP32 graph "
+        f"{spread['tensorrt-fp32-graph']:.2f} %, its FP16 graph {spread['tensorrt-fp16-graph']:.2f} %, enqueued "
+        f"{spread['tensorrt-fp32']:.2f} %, stock PyTorch {spread['pytorch-fp32']:.0f} %"
+    ) in text
+    single = {}
+    for batch in (1, 4, 8):
+        ms = headline_ms(batch)
+        gains = 100 * (1 - ms["pytorch-fp32-graph"] / ms["pytorch-fp32"])
+        factors = ms["pytorch-fp32"] / ms["tensorrt-fp16-graph"]
+        single[batch] = [
+            f"{each.min():{digits}} to {each.max():{digits}}" for each, digits in ((gains, ".0f"), (factors, ".1f"))
+        ]
+    assert (
+        f"By round a graph gains {single[1][0]} % at batch 1, and all causes together are a factor of {single[1][1]}"
+        in text
+    )
+    assert f"at batch 4 {single[4][0]} % and {single[4][1]}; at batch 8 {single[8][0]} % and {single[8][1]}." in text
+    assert f"the graph gained {single[1][0]} % and everything together made it {single[1][1]} times as fast" in readme
+    low, high = np.split(np.sort(first["pytorch-fp32"]), [5])
+    assert f"{low[0]:.1f} to {low[-1]:.1f} ms in five rounds" in text
+    assert f"{high[0]:.1f} to {high[-1]:.1f} in three" in text
+
+
+def test_energy_is_what_counter_and_power_readings_give_and_the_text_says():
+    text = said("docs/measurements/h200/README.md")
+    labels = {"pytorch-fp32": "stock PyTorch", "pytorch-fp32-graph": "its graph"}
+    labels |= {"tensorrt-fp32-graph": "TensorRT FP32", "tensorrt-fp16-graph": "TensorRT FP16"}
+    folder, found = NEWEST / "rounds/yolo11n/energy/b1", {rung: [] for rung in labels}
+    for number in (1, 2):
+        record = read_json(folder / f"{number}.json")
+        samples = pq.read_table(folder / f"{number}.telemetry.parquet").to_pandas()
+        for row in record["rows"]:
+            start, end = record["details"][row["rung"]]["phases"]["throughput_ns"]
+            of_pass = samples[(samples.rung == row["rung"]) & samples.at_ns.between(start, end)]
+            counted = of_pass[of_pass.energy_j.notna()].iloc[-2:]  # the last two looks at the counter
+            counter_w = counted.energy_j.diff().iloc[-1] / (counted.at_ns.diff().iloc[-1] / 1e9)
+            read_w = of_pass[of_pass.at_ns > (start + end) / 2].power_w.mean()
+            assert row["power_w"] == pytest.approx(counter_w, rel=0.08)  # looks 2 s apart, steps of 0.1 s
+            assert row["power_w"] == pytest.approx(read_w, rel=0.03)
+            assert row["energy_j_per_image"] == pytest.approx(row["power_w"] / row["throughput_ips"])
+            found[row["rung"]].append((row["energy_j_per_image"], row["power_w"]))
+    for rung, label in labels.items():
+        (first_j, first_w), (second_j, second_w) = found[rung]
+        digits = 2 if rung == "pytorch-fp32" else 3
+        joules = f"{first_j:.{digits}f} and {second_j:.{digits}f}"
+        assert f"| {label} | {joules} | {first_w:.0f} and {second_w:.0f} |" in text
+
+
+def test_the_text_counts_the_layers_of_the_fp16_engine_as_its_audit_lists_them():
+    nodes = read_json(NEWEST / "audit/yolo11n/tensorrt-weak-fp16.json")["nodes"]
+    precisions = [node["precision"] for node in nodes]
+    conversions = [node for node in nodes if node["type"] in ("Reformat", "MyelinReformat")]
+    computing = [node for node in nodes if node not in conversions and node["precision"].startswith("fp")]
+    at = [node for node in computing if node["precision"] == "fp16"]
+    of_all, of_at, of_conversions = (sum(node["time_ms"] for node in each) for each in (nodes, at, conversions))
+    text = said("docs/measurements/h200/README.md")
+    for claim in (
+        f"all of its {len(nodes)} layers. {precisions.count('fp16')} are FP16, {precisions.count('fp32')} FP32, "
+        f"{precisions.count('int32')} work on integers. Of the {len(computing)} that compute {len(at)} are FP16 "
+        f"({100 * len(at) / len(computing):.1f} %)",
+        f"{100 * of_at / of_all:.1f} % of a profiled pass; {100 * of_conversions / of_all:.1f} % went into "
+        f"{len(conversions)} layers that only change type or layout",
+        f"took {of_all:.2f} ms where a launch takes 0.70",
+    ):
+        assert claim in text
+
+
+def test_the_peaks_in_the_method_are_those_measured():
+    text = said("docs/method.md")
+    found = [read_json(path) for path in sorted(H200.glob("20*/peaks.json"))]
+    assert len(found) == 3
+    for precision in ("tf32", "fp16", "bf16", "int8"):
+        rates = [each["tflops"][precision] for each in found]
+        assert f"{min(rates):.0f} to {max(rates):.0f} ({precision})" in text
+    rates, copies = [each["tflops"]["fp32"] for each in found], [each["bandwidth_gb_s"] for each in found]
+    assert f"{min(rates):.1f} to {max(rates):.1f} (fp32)" in text
+    assert f"{min(copies):.0f} to {max(copies):.0f} GB/s" in text
