@@ -51,7 +51,7 @@ def main() -> None:
 
 
 def _is_terminated(within_s: float) -> bool:
-    """Whether SIGTERM, which is blocked, comes within so many seconds. Cheaper than a handler that wakes a waiting loop."""
+    """Whether SIGTERM, which is blocked, comes within so many seconds: cheaper than a handler that wakes a loop."""
     return signal.sigtimedwait({signal.SIGTERM}, within_s) is not None
 
 
