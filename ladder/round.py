@@ -49,10 +49,10 @@ class Run:
     warnings: list[str]
 
 
-def order(rungs: list[str], seed: int, number: int) -> list[str]:
-    """The rungs in the random order of one round; the same seed and round give the same order."""
+def order(rungs: list[str], *place: Any) -> list[str]:
+    """The rungs in the random order of one round: the same for the same ``place``, seed and what names the round."""
     shuffled = sorted(rungs)
-    random.Random(f"{seed}/{number}").shuffle(shuffled)
+    random.Random("/".join(map(str, place))).shuffle(shuffled)
     return shuffled
 
 
@@ -112,7 +112,8 @@ def measure_round(
         host = {**preflight.host_state(device, gpu), "exclusive_host": alone}
         threads = max(rung["rung"]["threads"] for rung in spec["rungs"])
         warnings = preflight.warnings(host, preflight.busy_cpus(), threads)
-        for position, name in enumerate(order(list(by_name), spec["seed"], spec["round"])):
+        place = (spec["seed"], spec["model"]["name"], spec["ladder"], spec["batch"], spec["round"])
+        for position, name in enumerate(order(list(by_name), *place)):
             rung = by_name[name]
             if (failed := upstream[name]["failed"]) is not None:
                 failures.append(_failure(spec, name, failed))

@@ -122,12 +122,20 @@ def test_the_workflow_engine_is_idle_while_a_run_is_timed(spec, measured):
         )  # of a short run; the test's own parent is pytest
 
 
-def test_the_order_is_seeded_and_differs_between_rounds():
+def test_the_order_is_seeded_and_differs_between_rounds_and_batches():
     names = list("abcdef")
-    assert round.order(names, 0, 1) == round.order(names[::-1], 0, 1)
-    assert len({tuple(round.order(names, 0, n)) for n in range(20)}) > 15
+    assert round.order(names, 0, "m", 1) == round.order(names[::-1], 0, "m", 1)
+    assert len({tuple(round.order(names, 0, batch, n)) for n in range(10) for batch in (1, 8)}) > 15
     firsts = [round.order(names, 0, n)[0] for n in range(600)]
     assert all(60 < firsts.count(name) < 140 for name in names)  # 100 expected; 4.4 standard deviations
+
+
+def test_waiting_for_a_run_takes_no_processor_time():
+    begin, before = time.monotonic(), time.process_time()
+    assert round._run_to_end(["sleep", "3"], dict(os.environ), subprocess.DEVNULL, 60) == 0
+    waited, spent = time.monotonic() - begin, time.process_time() - before
+    assert waited > 2.9 and spent < 0.001 * waited  # looking 20 times a second takes 0.2 %
+    assert round._run_to_end(["sleep", "60"], dict(os.environ), subprocess.DEVNULL, 0.2) is None
 
 
 @pytest.mark.parametrize(

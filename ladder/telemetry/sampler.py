@@ -72,12 +72,11 @@ def looks(reader: Reader, period_s: float, wait: Callable[[float], bool]) -> Ite
     """
     free_at: dict[str, float] = dict.fromkeys(SHARES, 0.0)
     costs: dict[str, deque[float]] = {name: deque(maxlen=REMEMBERED_ANSWERS) for name in SHARES}
-    spent_s = 0.0
 
     def metered(name: str) -> dict[str, Any]:
-        nonlocal spent_s
-        before, answer, spent_s = spent_s, reader.questions[name](), _cpu_seconds()
-        costs[name].append(spent_s - before)
+        begin = _cpu_seconds()
+        answer = reader.questions[name]()
+        costs[name].append(_cpu_seconds() - begin)
         free_at[name] = time.monotonic() + median_low(costs[name]) / SHARES[name]
         return answer
 
@@ -86,7 +85,7 @@ def looks(reader: Reader, period_s: float, wait: Callable[[float], bool]) -> Ite
     take_sample(reader.questions.values())  # the first answers may have to wake the driver, which says nothing of later
     due = 0.0
     while not wait(max(0.0, due - time.monotonic())):
-        start, spent_s = time.monotonic(), _cpu_seconds()
+        start = time.monotonic()
         yield take_sample([metering[name] for name in SHARES if free_at[name] <= start])
         due = max(start + period_s, min(free_at.values()))
     yield take_sample(reader.questions.values())
