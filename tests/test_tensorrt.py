@@ -324,6 +324,21 @@ def test_engines_agree_with_onnxruntime_however_they_are_launched(
 
 @pytest.mark.gpu
 @ON_GPU
+def test_a_build_takes_over_the_timings_of_the_one_before(tensorrt: Stack, tmp_path: Path) -> None:
+    own = tmp_path / "own"
+    own.mkdir()
+    stack = Stack(tensorrt.python, own, tensorrt.arguments)
+    model, inputs = small_onnx.convnet(tmp_path / "fp32.onnx"), small_onnx.data(tmp_path / "inputs.npz", samples=2)
+    rung = {"onnx_file": model, "options": {"builder_level": 0}}
+    first, second = stack.call("build", **rung), stack.call("build", **rung)
+    assert first["known_timings_mb"] == 0 and second["known_timings_mb"] == first["timing_cache_mb"]
+    (own / "timing.cache").write_bytes(b"of another host")
+    assert stack.call("build", **rung)["known_timings_mb"] == 0
+    stack.call("run", inputs=inputs, **rung)
+
+
+@pytest.mark.gpu
+@ON_GPU
 def test_an_engine_is_opened_for_the_batch_it_was_built_for_alone(tensorrt: Stack, tmp_path: Path) -> None:
     model, inputs = small_onnx.convnet(tmp_path / "fp32.onnx"), small_onnx.data(tmp_path / "inputs.npz", samples=1)
     tensorrt.call("build", model, shape="static", options={"builder_level": 0})
@@ -344,13 +359,13 @@ def test_yolo11n_is_built_and_audited_in_each_precision(
     yolo = {"source": "ultralytics", "architecture": "yolo11n.yaml", "weights": {"seeded": 0}, "input": [640, 640]}
     rungs = [{"name": name, "stack": "tensorrt-rtx", "precision": name} for name in precisions]
     config = {
-        "platform": "cpu",
-        "platforms": {"cpu": {"device": "cpu"}},
+        "platform": "gpu",
+        "platforms": {"gpu": {"device": "cuda"}},
         "models": {"yolo11n": {**yolo, "task": "detection", "data": "pictures"}},
         "environments": {"tensorrt-rtx": {"python": str(rtx_python)}},
         "ladders": {
             "rtx": {
-                "platform": "cpu",
+                "platform": "gpu",
                 "models": ["yolo11n"],
                 "batches": [1],
                 "rounds": 1,

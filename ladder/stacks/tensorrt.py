@@ -20,8 +20,9 @@ from typing import Any
 import numpy as np
 
 from ladder.errors import StepError
+from ladder.files import replacing
 from ladder.stacks import checks, cuda, tensorrt_flags, tensorrt_inspector
-from ladder.stacks.base import Arrays, Node, Rung, Source
+from ladder.stacks.base import TIMING_CACHE, Arrays, Node, Rung, Source
 from ladder.stacks.tensorrt_inspector import Layer
 
 PROVIDER = "cuda:0"
@@ -61,10 +62,16 @@ class TensorRt:
 
         Facts: ``builder_level``, ``workspace_mb`` (10⁶ bytes), ``flags`` and ``tf32`` as read back from the builder,
         ``shapes`` of each input at the profile's ends, ``layers`` and, where the build says so, ``weights_mb`` and
-        ``activations_mb`` at the profile's maximum. Raises StepError with the last errors TensorRT logged.
+        ``activations_mb`` at the profile's maximum; ``timing_cache_mb`` and, of that, ``known_timings_mb`` known before
+        the build. Raises StepError with the last errors TensorRT logged.
         """
-        built = self._build(source, rung, source.profile["opt"] if rung.shape == "static" else None)
+        cache = destination.with_name(TIMING_CACHE)
+        known = cache.read_bytes() if cache.is_file() else b""
+        built = self._build(source, rung, source.profile["opt"] if rung.shape == "static" else None, known)
         _write(destination, built)
+        if built.timing_cache is not None:
+            with replacing(cache) as temporary:
+                temporary.write_bytes(built.timing_cache)
         return built.facts
 
     def open(self, source: Source, payload: Path | None, rung: Rung, batch: int) -> Session:
@@ -157,8 +164,7 @@ class TensorRt:
         self._parse(network, logger, source)
         config = self._configured(builder, choice, rung)
         shapes = self._set_shapes(builder, network, config, source, static_batch)
-        if times_tactics and not config.set_timing_cache(config.create_timing_cache(timing_cache), False):
-            config.set_timing_cache(config.create_timing_cache(b""), False)  # the other was made on another host
+        known = _start_from(config, timing_cache) if times_tactics else None
         plan = builder.build_serialized_network(network, config)
         if plan is None:
             reason = logger.reason() or "it gave no reason"
@@ -179,6 +185,7 @@ class TensorRt:
             "shapes": shapes,
             "layers": len(tensorrt_inspector.from_report(logger.report, tf32=False)) or None,
             "timing_cache_mb": len(cache) / 1e6 if cache is not None else None,
+            "known_timings_mb": len(known) / 1e6 if known is not None else None,
             **{name: logger.megabytes_told(words) for name, words in _MEMORY.items()},
         }
         return Built(bytes(plan), cache, logger.report, facts)
@@ -508,6 +515,15 @@ def _profiler(trt: Any) -> Any:
             self.total_ms[layer_name] += ms
 
     return Profiler()
+
+
+def _start_from(config: Any, timing_cache: bytes) -> bytes:
+    """Give the builder these timings, or none where they are not such a host's, and return what it took."""
+    cache = config.create_timing_cache(timing_cache)
+    if cache is not None and config.set_timing_cache(cache, False):
+        return timing_cache
+    config.set_timing_cache(config.create_timing_cache(b""), False)
+    return b""
 
 
 def _size(size: int, axis: str | None, batch: int, source: Source, tensor: str) -> int:
