@@ -12,6 +12,7 @@ import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
+from snakemake.utils import update_config
 
 from ladder import causes, config
 from ladder.errors import ConfigError
@@ -312,14 +313,18 @@ def test_a_key_that_stands_twice_is_named_with_its_file_and_line(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "file", [ROOT / "config.yaml", *ROOT.glob("presets/*.yaml"), *ROOT.glob("docs/**/config.yaml")], ids=str
+    "file", [ROOT / "config.yaml", *ROOT.glob("presets/*.yaml"), *ROOT.glob("docs/**/*.yaml")], ids=str
 )
 def test_no_key_of_the_given_files_stands_twice(file):
     assert list(repeated_keys(file)) == []
 
 
-def test_the_recorded_configuration_of_the_h200_is_valid():
-    config.load(read_yaml(ROOT / "docs/measurements/h200/config.yaml"))
+@pytest.mark.parametrize("above", [(), ("energy",), ("int8",), ("int8", "energy")])
+def test_the_recorded_configurations_of_the_h200_are_valid(above):
+    raw = {}
+    for name in ("config", *above):
+        update_config(raw, read_yaml(ROOT / f"docs/measurements/h200/{name}.yaml"))
+    assert set(above) <= set(config.load(raw).ladders)
 
 
 @pytest.mark.parametrize(
