@@ -321,7 +321,7 @@ class Measure(Section):
     max_seconds: SomeSeconds = Field(2.5, description="Time bound of the latency loop, s.")
     repeats: Positive = Field(1, description="Times the warm-up and the latency loop are done within one process.")
     pause_seconds: Seconds = Field(
-        0, description="Pause before each run, for the device to cool, s. A GPU's idle power needs 2."
+        0, description="Pause before each run, for the device to cool, s. A GPU's idle power needs 3."
     )
     interval_pct: Annotated[float, Field(gt=0)] = Field(
         0.5, description="Tight enough: the median's 95 % interval is narrower than this share of it, %."

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import re
+from collections import defaultdict
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,8 @@ from ladder.files import read_json, sha256
 from ladder.records import read_latencies
 from ladder.report.build import build
 from ladder.report.read import raw_file, read_table
+from ladder.telemetry import raw, summary
+from ladder.telemetry.base import Process, Sample
 
 ROOT = Path(__file__).parent.parent
 H200 = ROOT / "docs/measurements/h200"
@@ -62,6 +65,42 @@ def test_the_gpus_and_the_cpus_results_stand_side_by_side():
     gpu, cpu = (read_json(folder / "summary.json")["protocol"] for folder in folders)
     assert all(gpu["inputs"][model] == size for model, size in cpu.pop("inputs").items())
     assert cpu == {name: gpu[name] for name in cpu}
+
+
+def test_idle_power_of_the_committed_samples_is_that_of_rest_or_none():
+    found: dict[tuple[str, str], float] = {}
+    down, up = [], []  # power before runs of samples that say "idle", by whether the clock had come down
+    runs = 0
+    for path in sorted(H200.rglob("*.telemetry.parquet")):
+        latencies = path.with_name(path.name.replace(".telemetry", ""))
+        record = read_json(latencies.with_suffix(".json")) if latencies.with_suffix(".json").is_file() else None
+        told: dict[str, list[Sample]] = defaultdict(list)
+        for row in raw.read(latencies):
+            processes = row["processes"] and [Process(**each) for each in row["processes"]]
+            told[row.pop("rung")].append(Sample(**row | {"processes": processes}))
+        for rung, samples in told.items():
+            runs += 1
+            opening = (  # the first look left no records
+                record["details"][rung]["phases"]["opening_ns"]
+                if record
+                else next(sample.at_ns for sample in samples if sample.processes)
+            )
+            idle = [sample for sample in samples if sample.at_ns < opening]
+            if (power_w := summary._idle_power(idle, samples)) is not None:
+                found[str(path.relative_to(H200)), rung] = power_w
+            for sample in idle:
+                if sample.sm_clock_mhz and sample.clock_reasons is not None:
+                    assert sample.sm_clock_mhz > 570 or "idle" in sample.clock_reasons
+                    if "idle" in sample.clock_reasons:
+                        (down if sample.sm_clock_mhz <= 570 else up).append(sample.power_w)
+    assert found == {
+        ("2026-11-30/rounds/1.telemetry.parquet", "tensorrt-fp32"): 79.093,
+        ("2026-12-01/rounds/8.telemetry.parquet", "tensorrt-fp32"): 79.858,
+    }
+    assert min(up) > 124 and max(up) < 126
+    text = said("docs/method.md")
+    assert f'({runs} runs), {len(up)} samples before runs say "idle" at the full 1980 MHz' in text
+    assert f"all {len(down)} at 570 MHz or less" in text and "79.1 and 79.9 W" in text
 
 
 # From here on figures are computed without the project's own statistics and telemetry.

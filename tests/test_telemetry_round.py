@@ -19,7 +19,7 @@ TELEMETRY = {"period_seconds": 0.02, "cooldown_below_c": None}
 @pytest.fixture
 def gpu_spec(spec, fake_in_processes, tmp_path):  # noqa: F811
     """A round of one rung on the second of two made-up GPUs, with a counter that steps every 20 ms."""
-    fake_in_processes(step_s=0.02, watts=200.0)
+    fake_in_processes(step_s=0.02, watts=200.0, rest_mhz=345)
     spec |= {"platform": "gpu", "device": "cuda", "telemetry": dict(TELEMETRY), "rungs": spec["rungs"][:1]}
     spec["measure"] |= {"throughput_seconds": 0.8, "pause_seconds": 1.2}
     return spec

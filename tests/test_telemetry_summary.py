@@ -139,11 +139,35 @@ def test_energy_that_cannot_be_known_is_empty(change):
     assert [row[name] for name in names] == [None] * 4 and row["idle_power_w"] == 75
 
 
-def test_idle_power_leaves_out_the_second_after_what_ran_before():
+def test_idle_power_is_of_readings_a_second_after_the_clock_came_down():
     assert told(series(change=during(0, 0.95, power_w=500)))["idle_power_w"] == 75
     soon = PHASES | {"opening_ns": S // 2}
     assert told(series(), soon)["idle_power_w"] is None
     assert told(series(change=lambda s, at_s: replace(s, power_w=None)))["idle_power_w"] is None
+
+    def settling(sample, at_s, down_s=1.5):
+        """As an H200: at the clock of work for a while, then a mean of the last second."""
+        if at_s >= 3:
+            return sample
+        settled = min(max(at_s - down_s, 0), 1)
+        return replace(sample, sm_clock_mhz=1980 if at_s < down_s else 345, power_w=124 - 49 * settled)
+
+    assert told(series(change=settling))["idle_power_w"] == 75
+    assert told(series(change=lambda s, at_s: settling(s, at_s, down_s=2.2)))["idle_power_w"] is None
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda s, at_s: replace(s, sm_clock_mhz=1980),  # NVML says "idle" before the clock has come down
+        lambda s, at_s: replace(s, sm_clock_mhz=None),
+        during(0.9, 0.95, sm_clock_mhz=1980),  # up once more
+    ],
+)
+def test_a_gpu_that_is_not_seen_at_rest_for_a_second_has_no_idle_power(change):
+    soon = PHASES | {"opening_ns": int(1.99 * S)}
+    assert told(series(), soon)["idle_power_w"] == 75
+    assert told(series(change=change), soon)["idle_power_w"] is None
 
 
 @pytest.mark.parametrize("setting", ["idle", "application clocks", "display clocks"])

@@ -27,6 +27,7 @@ STEADY_C = 2.0  # the temperature of the window for energy moves by no more
 ENDS_NS = 2_000_000_000  # a reading further from the start or end of the timed part is not of it
 AGREEMENT = 1.5  # counter and power readings: two sensors of one card differ by less, a wrong unit by far more
 POWER_AVERAGE_NS = 1_000_000_000  # a reading of power holds the second before it
+REST_CLOCK = 0.5  # less, of the processors' highest clock in a run: an H200 works at 1980 MHz and rests at 345 to 570
 
 
 def summarise(
@@ -64,7 +65,7 @@ def summarise(
         "throttled": _throttled(_around(samples, loops, "clock_reasons")),
         "throughput_throttled": _throttled(_around(samples, [throughput], "clock_reasons")),
         "contended": _contended(_around(samples, [*loops, throughput], "processes"), own),
-        "idle_power_w": _idle_power(idle),
+        "idle_power_w": _idle_power(idle, samples),
         "power_w": power_w,
         "energy_window_s": window_s,
         "energy_j_per_image": None if power_w is None else power_w / throughput_ips,
@@ -143,11 +144,22 @@ def _memory(idle: Sequence[Sample], running: Sequence[Sample], pid: int) -> tupl
     return None, None
 
 
-def _idle_power(idle: Sequence[Sample]) -> float | None:
-    """Median power before the run, once the readings hold nothing of what ran before."""
-    settled = [sample.power_w for sample in idle if sample.at_ns - idle[0].at_ns >= POWER_AVERAGE_NS]
-    told = [power_w for power_w in settled if power_w is not None]
-    return median(told) if told else None
+def _idle_power(idle: Sequence[Sample], samples: Sequence[Sample]) -> float | None:
+    """Median power before the run, of readings that hold nothing but rest; None where there is none.
+
+    The device rests where its processors' clock has come down: NVML says "idle" earlier, while the clock still has to
+    drop (NVML API reference, nvmlClocksEventReasonGpuIdle), and AMD's libraries have no such word.
+    """
+    highest = max((sample.sm_clock_mhz for sample in samples if sample.sm_clock_mhz is not None), default=0.0)
+    since: int | None = None  # the clock was seen down, and never up again
+    settled = []
+    for sample in idle:
+        if sample.sm_clock_mhz is not None:
+            down = sample.sm_clock_mhz < REST_CLOCK * highest
+            since = (sample.at_ns if since is None else since) if down else None
+        if since is not None and sample.power_w is not None and sample.at_ns - since >= POWER_AVERAGE_NS:
+            settled.append(sample.power_w)
+    return median(settled) if settled else None
 
 
 def _power(

@@ -1,7 +1,7 @@
 """A made-up NVML: two GPUs whose readings are known. Tests change its tables, a subprocess is told by FAKE_NVML (JSON).
 
 An energy counter runs with the clock at ``watts``, in steps of ``step_s``. Processes that were started by
-``scripts/run.py`` with the same FAKE_NVML count as being on the GPU.
+``scripts/run.py`` with the same FAKE_NVML count as being on the GPU; without any its clock is ``rest_mhz``.
 """
 
 from __future__ import annotations
@@ -18,7 +18,15 @@ NVML_CLOCK_MEM = 2
 NVML_ERROR_NOT_SUPPORTED = 3
 nvmlMemory_v2 = 0x02000028
 
-TOLD = {"driver": True, "unsupported": [], "watts": 100.0, "step_s": 0.1, "reasons": 0x1, "processes": []}
+TOLD = {
+    "driver": True,
+    "unsupported": [],
+    "watts": 100.0,
+    "step_s": 0.1,
+    "reasons": 0x1,
+    "processes": [],
+    "rest_mhz": 1755,
+}
 TOLD |= json.loads(os.environ.get("FAKE_NVML", "{}"))
 UUIDS = ["GPU-aaaa1111-0000", "GPU-bbbb2222-0000"]
 INSTANCE = "MIG-cccc3333-0000"  # of the first GPU, where TOLD has "mig"
@@ -104,6 +112,10 @@ def _processes(handle):
     return found
 
 
+def _sm_mhz(handle):
+    return 1755 if TOLD["rest_mhz"] == 1755 or _processes(handle) else TOLD["rest_mhz"]
+
+
 for _name, _answer in {
     "nvmlDeviceGetCount": lambda: len(UUIDS),
     "nvmlDeviceGetHandleByIndex": _handle,
@@ -129,7 +141,7 @@ for _name, _answer in {
     "nvmlDeviceGetMemoryInfo": lambda handle, version=None: SimpleNamespace(
         used=2_000_000_000 if version else 2_500_000_000
     ),
-    "nvmlDeviceGetClockInfo": lambda handle, kind: {NVML_CLOCK_SM: 1755, NVML_CLOCK_MEM: 3201}[kind],
+    "nvmlDeviceGetClockInfo": lambda handle, kind: _sm_mhz(handle) if kind == NVML_CLOCK_SM else 3201,
     "nvmlDeviceGetPerformanceState": _of_a_gpu(lambda: TOLD.get("state", 0)),
     "nvmlDeviceGetCurrentClocksEventReasons": _of_a_gpu(lambda: TOLD["reasons"]),
     "nvmlDeviceGetCurrentClocksThrottleReasons": _of_a_gpu(0x4),
