@@ -7,7 +7,9 @@ roofs, arithmetic and memory traffic. Arithmetic is counted; traffic without cou
 - unfused: what each node of the graph takes and gives, as if caches and fusion kept nothing on the chip.
 
 So the least traffic can show that memory holds a rung back, the unfused traffic that it does not, and in between it is
-not known. Shares of peaks are taken in the throughput pass, in which launches do not wait for each other.
+not known. The unfused traffic of an engine that its builder made narrower is that of the FP32 file: the audit tells the
+precision of its layers, not their sizes. Shares of peaks are taken in the throughput pass, in which launches do not
+wait for each other.
 """
 
 from __future__ import annotations

@@ -223,6 +223,22 @@ def test_the_text_counts_the_layers_of_the_fp16_engine_as_its_audit_lists_them()
         assert claim in text
 
 
+def test_the_unfused_traffic_of_the_fp16_engine_is_what_the_text_says():
+    shares = [
+        np.median(
+            [
+                float(row["unfused_bandwidth_pct"])
+                for row in rows(H200 / "2026-12/results.csv")
+                if (row["rung"], row["batch"]) == ("tensorrt-fp16-graph", batch)
+            ]
+        )
+        for batch in ("4", "8")
+    ]
+    text = said("docs/measurements/h200/README.md")
+    assert f"({shares[0]:.0f} and {shares[1]:.0f} % of the bandwidth peak)" in text
+    assert f"half of that, {shares[0] / 2:.0f} and {shares[1] / 2:.0f} %" in text
+
+
 def test_the_peaks_in_the_method_are_those_measured():
     text = said("docs/method.md")
     found = [read_json(path) for path in sorted(H200.glob("20*/peaks.json"))]
