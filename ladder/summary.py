@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from itertools import groupby
@@ -23,7 +23,6 @@ from ladder.records import (
     peaks_of,
 )
 from ladder.statistics import MIN_ROUNDS
-from ladder.utilisation import bound
 
 SATURATION_SHARE = 0.95  # of the highest median throughput seen
 BUSY_CPUS = 0.5  # a quiet host reads 0 to 0.05, a single busy program 1
@@ -192,19 +191,23 @@ def _reaches(row: Row, rows: Sequence[Row]) -> bool | None:
 
 
 def utilisation(results: Sequence[Row]) -> list[Row]:
-    """The utilisation of each rung and batch: medians over its rounds, and what they say of its bound."""
+    """The utilisation of each rung and batch: medians over its rounds, and what held it back in them."""
     found = []
     shares = ("peak_compute_pct", "peak_bandwidth_pct", "unfused_bandwidth_pct", "host_share_pct")
     for place, group in groupby(sorted(results, key=_rung_and_batch), _rung_and_batch):
         rows = list(group)
         medians = {column: _median([row[column] for row in rows]) for column in ("achieved_tflops", *shares)}
-        compute, least, unfused, host = (medians[share] for share in shares)
-        held_back = bound(compute, least, unfused, host, rows[0]["device"] == "cpu")
         found.append(
             dict(zip((*LADDER_KEY, "rung", "batch"), place, strict=True))
-            | {"rounds": len(rows), **medians, "peak_source": rows[0]["peak_source"], "bound": held_back}
+            | {"rounds": len(rows), **medians, "peak_source": rows[0]["peak_source"], "bound": _bounds(rows)}
         )
     return found
+
+
+def _bounds(rows: Sequence[Row]) -> str | None:
+    """What rounds are bound by, that of most of them first: a median could be of two kinds of round and be neither."""
+    rounds = Counter(row["bound"] for row in rows if row["bound"])
+    return " or ".join(sorted(rounds, key=lambda each: (-rounds[each], each))) or None
 
 
 def _rung_and_batch(row: Row) -> tuple[Any, ...]:

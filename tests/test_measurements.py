@@ -103,6 +103,15 @@ def test_idle_power_of_the_committed_samples_is_that_of_rest_or_none():
     assert f"all {len(down)} at 570 MHz or less" in text and "79.1 and 79.9 W" in text
 
 
+@pytest.mark.parametrize("folder", MEASURED, ids=lambda folder: f"{folder.parent.name}-{folder.name}")
+def test_a_summary_says_what_the_rounds_are_bound_by(folder):
+    bounds: dict[tuple[str, str, int], set[str]] = defaultdict(set)
+    for row in read_table(folder / "results.csv", tables.RESULTS):
+        bounds[row["ladder"], row["rung"], int(row["batch"])].add(row["bound"])
+    told = read_json(folder / "summary.json")["utilisation"]
+    assert {(e["ladder"], e["rung"], e["batch"]): set(e["bound"].split(" or ")) for e in told} == bounds
+
+
 # From here on figures are computed without the project's own statistics and telemetry.
 
 

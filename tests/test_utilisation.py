@@ -13,7 +13,7 @@ import synthetic
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ladder import graph, utilisation
+from ladder import graph, summary, utilisation
 from ladder.aggregate import aggregate
 from ladder.errors import StepError
 from ladder.files import read_json, write_json
@@ -199,6 +199,23 @@ def test_every_run_has_its_utilisation_and_the_summary_its_medians(run):
     (peaks,) = summary["peaks"]
     assert peaks["device"] == "Synthetic GPU" and peaks["datasheet"] is None
     assert peaks["measured"]["tflops"] == {"fp32": 40.0, "fp16": 600.0}
+
+
+@pytest.mark.parametrize(
+    ("bounds", "told"),
+    [
+        (["host"] * 8, "host"),
+        (["other", "host"] * 4, "host or other"),
+        (["unclear", "compute", "unclear"], "unclear or compute"),
+        (["host", None], "host"),
+        ([None, None], None),
+    ],
+)
+def test_a_rung_whose_rounds_are_bound_by_different_things_says_so(bounds, told):
+    row = {"platform": "gpu", "model": "net", "ladder": "l", "rung": "eager", "batch": 4}
+    rows = [row | dict.fromkeys(utilisation.COLUMNS) | {"bound": each} for each in bounds]
+    (entry,) = summary.utilisation(rows)
+    assert (entry["rounds"], entry["bound"]) == (len(bounds), told)
 
 
 def test_peaks_that_could_not_be_measured_are_a_failure_and_the_datasheet_serves(run):
