@@ -40,7 +40,9 @@ def find_warnings(
     ]
     dear = [row["parent_cpu_pct"] for row in results if (row["parent_cpu_pct"] or 0) >= PARENT_CPU_LIMIT_PCT]
     if dear:
-        text = f"the workflow itself used up to {max(dear):.1f} % of a core during a run; below 1 % is wanted"
+        made_of = "Snakemake, the round's process and, on a GPU, its sampler"
+        text = f"the workflow itself ({made_of}) used up to {max(dear):.1f} % of a core during a run; below "
+        text += f"{PARENT_CPU_LIMIT_PCT:g} % is wanted"
         found.append(_warning("workflow", text, f"{len(dear)} of {len(results)} runs"))
     # ladders of one platform may have a GPU each; the rounds of one of them should not
     for of, what in ((itemgetter("model"), "fp32_onnx_sha256"), (_ladder, "device_uuid")):

@@ -248,6 +248,23 @@ def test_the_unfused_traffic_of_the_fp16_engine_is_what_the_text_says():
     assert f"half of that, {shares[0] / 2:.0f} and {shares[1] / 2:.0f} %" in text
 
 
+def test_what_the_workflow_used_is_what_the_method_says():
+    text = said("docs/method.md")
+    used = {
+        folder: np.array(
+            [float(row["parent_cpu_pct"]) for row in rows(ROOT / "docs/measurements" / folder / "results.csv")]
+        )
+        for folder in ("cpu/2026-12-01", "h200/2026-12-01", "h200/2026-12")
+    }
+    cpu, *gpus = used.values()
+    assert f"{cpu.min():.2f} to {cpu.max():.2f} % (median {np.median(cpu):.2f})" in text
+    for pct in gpus:
+        spread = (
+            f"{pct.min():.0f} to {pct.max():.1f} % (median {np.median(pct):.2f}; {(pct >= 1).sum()} of {len(pct)} runs"
+        )
+        assert spread in text
+
+
 def test_the_peaks_in_the_method_are_those_measured():
     text = said("docs/method.md")
     found = [read_json(path) for path in sorted(H200.glob("20*/peaks.json"))]
