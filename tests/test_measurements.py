@@ -248,6 +248,24 @@ def test_the_unfused_traffic_of_the_fp16_engine_is_what_the_text_says():
     assert f"half of that, {shares[0] / 2:.0f} and {shares[1] / 2:.0f} %" in text
 
 
+def test_slow_launches_go_with_a_slow_host_between_them_as_the_text_says():
+    found, between_at_1 = [], []
+    for batch in (1, 4, 8):
+        slow, between_ms = [], []
+        for number in range(1, 9):
+            path = NEWEST / f"rounds/yolo11n/headline/b{batch}/{number}.parquet"
+            latencies = pq.read_table(path).to_pandas()
+            ms = latencies[latencies.rung == "pytorch-fp32"].latency_ns / 1e6
+            ((start, end),) = read_json(path.with_suffix(".json"))["details"]["pytorch-fp32"]["phases"]["loops_ns"]
+            slow.append((ms > 5.5).mean())
+            between_ms.append((end - start) / 1e6 / len(ms) - ms.mean())
+        found.append(stats.spearmanr(slow, between_ms).statistic)
+        between_at_1 = between_at_1 or between_ms
+    text = said("docs/measurements/h200/README.md")
+    assert f"(at batch 1 {min(between_at_1):.2f} to {max(between_at_1):.2f} ms" in text
+    assert "eight rounds {:.2f}, {:.2f} and {:.2f} at batches 1, 4 and 8".format(*found) in text
+
+
 def test_what_the_workflow_used_is_what_the_method_says():
     text = said("docs/method.md")
     used = {
