@@ -20,7 +20,7 @@ from ladder import artifacts, measure, parity, process, stacks
 from ladder.errors import StepError
 from ladder.files import read_json, write_json
 from ladder.stacks.base import Arrays, Rung, Session
-from ladder.step import id_path_of
+from ladder.step import id_path_of, lost_artifact
 
 FILES = ("export_id", "onnx", "weights", "weights_id")  # what a source is made from
 MEMORY = ("allocator_mem_mb", "weights_mb", "activations_mb", "context_mb")  # what only a stack can tell
@@ -135,4 +135,8 @@ def measure_rung(spec_file: Path) -> None:
         result = {"status": "ok", **run(read_json(spec_file), spec_file.with_suffix(".latencies.npy"))}
     except StepError as error:
         result = {"status": "failed", "reason": str(error), "permanent": error.permanent}
+    except FileNotFoundError as error:
+        if (reason := lost_artifact(error)) is None:
+            raise
+        result = {"status": "failed", "reason": reason, "permanent": False}
     write_json(result_file, result)

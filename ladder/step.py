@@ -82,7 +82,7 @@ def step(stage: str, id_path: Path, outputs: Sequence[Path] = (), log: Path | No
             raise StepError(f"the {stage} step ended without writing {', '.join(missing)}")
     except Exception as error:
         record = _record(error, stage, log)
-        if not isinstance(error, StepError):
+        if not isinstance(error, StepError) and not lost_artifact(error):
             traceback.print_exc()
         print(f"{stage}: no result: {record['stage']} failed: {record['reason']}", file=sys.stderr)
         for path in outputs:
@@ -94,14 +94,21 @@ def step(stage: str, id_path: Path, outputs: Sequence[Path] = (), log: Path | No
         write_json(id_path, record)
 
 
+def lost_artifact(error: Exception) -> str | None:
+    """What to say where an artifact was deleted while a step or a run needed it; None for every other error."""
+    if not isinstance(error, FileNotFoundError) or "artifacts" not in Path(str(error.filename)).parts:
+        return None
+    return f"{error.filename} is gone: it was deleted after it was made; the next call makes it anew"
+
+
 def _record(error: Exception, stage: str, log: Path | None) -> dict[str, Any]:
     if isinstance(error, UpstreamFailed):
         return error.record
-    known = isinstance(error, StepError)
+    known = str(error) if isinstance(error, StepError) else lost_artifact(error)
     return {
         "status": "failed",
         "stage": stage,
-        "reason": str(error) if known else f"{type(error).__name__}: {error}",
+        "reason": known or f"{type(error).__name__}: {error}",
         "permanent": isinstance(error, StepError) and error.permanent,
         "log": None if log is None else str(log),
     }

@@ -301,6 +301,18 @@ def test_inputs_that_were_changed_are_not_run(spec, measured, tmp_path):
     assert all("was changed or cut short" in failure["reason"] for failure in record["failures"])
 
 
+@pytest.mark.parametrize("name", ["inputs", "reference"])
+def test_an_artifact_that_was_deleted_meanwhile_is_named(spec, measured, tmp_path, name):
+    (tmp_path / "artifacts").mkdir()
+    for file in ("inputs.npz", "inputs.id.json", "reference.npz"):
+        (tmp_path / file).rename(tmp_path / "artifacts" / file)
+    spec |= {each: str(tmp_path / "artifacts" / f"{each}.npz") for each in ("inputs", "reference")}
+    Path(spec[name]).unlink()
+    failures = measured(spec)["failures"]
+    gone = f"{spec[name]} is gone: it was deleted after it was made; the next call makes it anew"
+    assert [(each["reason"], each["permanent"]) for each in failures] == [(gone, False)] * 2
+
+
 @pytest.mark.parametrize(
     ("wrong", "part"),
     [
