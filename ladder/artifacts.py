@@ -10,6 +10,8 @@ from ladder.files import sha256
 from ladder.stacks.base import Source
 from ladder.step import attempts_path, id_path_of, read_id
 
+TIMING_CACHE = "timing.cache"  # beside an engine: see ``ladder.stacks.base.Stack.build``
+
 
 def source_of(
     spec: dict[str, Any], export_id: Path, onnx: Path | None, weights: Path | None, weights_id: Path | None

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from ladder import process, stacks
+from ladder.artifacts import TIMING_CACHE
 from ladder.files import read_json, replacing, sha256, write_json
-from ladder.stacks.base import TIMING_CACHE, Rung, Source
+from ladder.stacks.base import Rung, Source
 
 WEIGHTS = ("model", "onnx_sha256", "weights_sha256")  # in an identity: what an engine computes, not how it is built
 NOTHING_BUILT: dict[str, Any] = {"sha256": None, "size_mb": None, "seconds": None, "peak_memory_mb": None, "facts": {}}

@@ -5,15 +5,16 @@ from __future__ import annotations
 import pytest
 
 from ladder import engine
+from ladder.artifacts import TIMING_CACHE
 from ladder.errors import StepError
 from ladder.files import read_json, write_json
-from ladder.stacks.base import TIMING_CACHE, Source
+from ladder.stacks.base import Source
 
 STACK = '''
 """A stack that adds a line to its timing cache at each build, and says what it found."""
 from pathlib import Path
 from ladder.errors import StepError
-from ladder.stacks.base import TIMING_CACHE
+from ladder.artifacts import TIMING_CACHE
 
 def create():
     return Stack()

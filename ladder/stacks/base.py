@@ -16,8 +16,6 @@ import numpy as np
 
 Arrays = dict[str, np.ndarray]
 
-TIMING_CACHE = "timing.cache"  # beside an engine: see ``Stack.build``
-
 
 @dataclass(frozen=True)
 class Rung:
@@ -111,8 +109,9 @@ class Stack(Protocol):
         """Write the engine to ``destination``, where the stack has one, and return build facts.
 
         What an earlier build of the same engine, of other weights, learnt about the device may lie beside
-        ``destination`` as ``TIMING_CACHE``; a stack that uses it says so in its facts and leaves it for the next build.
-        Raises ``ladder.errors.StepError`` with the runtime's own reason. A stack without a build step writes nothing.
+        ``destination`` as ``ladder.artifacts.TIMING_CACHE``; a stack that uses it says so in its facts and
+        leaves it for the next build. Raises ``ladder.errors.StepError`` with the runtime's own reason. A stack
+        without a build step writes nothing.
         """
 
     def open(self, source: Source, payload: Path | None, rung: Rung, batch: int) -> Session:

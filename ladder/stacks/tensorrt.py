@@ -19,10 +19,11 @@ from typing import Any
 
 import numpy as np
 
+from ladder.artifacts import TIMING_CACHE
 from ladder.errors import StepError
 from ladder.files import replacing
 from ladder.stacks import checks, cuda, tensorrt_flags, tensorrt_inspector
-from ladder.stacks.base import TIMING_CACHE, Arrays, Node, Rung, Source
+from ladder.stacks.base import Arrays, Node, Rung, Source
 from ladder.stacks.tensorrt_inspector import Layer
 
 PROVIDER = "cuda:0"
