@@ -44,8 +44,11 @@ Cause = Literal["launch", "compilation", "wrapper", "precision", "specialisation
 
 
 class Section(BaseModel):
-    # strict: a quoted number or a yes is a slip, not a number; whole numbers are still taken for floats
-    model_config = ConfigDict(extra="forbid", populate_by_name=True, strict=True, allow_inf_nan=False)
+    # strict: a quoted number or a yes is a slip, not a number; whole numbers are still taken for floats.
+    # validate_default: a default left out and the same one written out must be one value, 0.0, or their hashes differ
+    model_config = ConfigDict(
+        extra="forbid", populate_by_name=True, strict=True, allow_inf_nan=False, validate_default=True
+    )
 
 
 # the profile gives these to each kind of step, and what it sets wins over a platform's resources

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from ladder import config, environment, fingerprint, host_faults, steps, telemetry
 from ladder.errors import ConfigError, StepError
+from ladder.files import canonical_json
 from ladder.matrix import Matrix
 from ladder.workflow import expected_seconds
 
@@ -69,6 +70,44 @@ def test_a_new_rung_changes_its_ladders_rounds_and_no_engine():
     before, after = specs(matrix()), specs(matrix(lambda raw: ladder(raw)["rungs"].append(extra)))
     assert after[0] == before[0]
     assert all(after[2][record] != before[2][record] for record in before[2])
+
+
+def left_out(raw):
+    """Take out every key that has a default; what remains of models and ladders is what has none."""
+    for key in ("seed", "measure", "telemetry", "parity", "limits", "cross_stack", "documents", "stacks"):
+        del raw[key]
+    raw["data"]["random"] = {"generated": {"inputs": {"x": {"dtype": "float32"}}}}
+    for model in raw["models"].values():
+        for key in ("opset", "axes", "profile", "calibration", "conversion"):
+            del model[key]
+    raw["models"]["yolo11n"]["data"], raw["models"]["yolo11n"]["calibration"] = "random", "pictures"
+
+
+@pytest.mark.parametrize("written", [lambda full: full, lambda full: yaml.safe_load(yaml.safe_dump(full))])
+def test_a_default_written_out_is_the_default_left_out(written):
+    bare = matrix(left_out)
+    raw = written(bare.config.model_dump(by_alias=True))
+    full = Matrix(config.load(raw), raw)
+    assert canonical_json(full.config.model_dump(by_alias=True)) == canonical_json(raw)
+    assert canonical_json(specs(full)) == canonical_json(specs(bare))
+    assert canonical_json(steps.plan(full, ["cpu"])) == canonical_json(steps.plan(bare, ["cpu"]))
+    full_data, bare_data = (steps.data_spec(plan, "yolo11n", "inputs") for plan in (full, bare))
+    assert canonical_json(full_data) == canonical_json(bare_data)
+
+
+def test_every_number_may_be_written_whole():
+    """0 is 0.0 wherever a fraction may stand, as a person writes it: what is measured stays the same."""
+
+    def whole(value):
+        if isinstance(value, dict):
+            return {key: whole(each) for key, each in value.items()}
+        if isinstance(value, list):
+            return [whole(each) for each in value]
+        return int(value) if isinstance(value, float) and value.is_integer() else value
+
+    bare = matrix(left_out)
+    raw = whole(bare.config.model_dump(by_alias=True))
+    assert canonical_json(specs(Matrix(config.load(raw), raw))) == canonical_json(specs(bare))
 
 
 def test_steps_change_nothing_that_is_measured():
