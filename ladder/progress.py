@@ -21,21 +21,31 @@ _RELAYED = "LADDER_RELAYED"  # set where a call's jobs do not share its terminal
 _RELAY_SECONDS = 2.0
 
 
-def start(rounds: int, runs: int, seconds: float | None) -> None:
-    """Note what this sitting has to measure and print the estimate (seconds, s), where there is one."""
+def start(rounds: int, runs: int, seconds: float | None, recorded: int = 0) -> None:
+    """Note what this sitting has to measure and print the estimate (seconds, s), where there is one.
+
+    ``recorded``: how many of the rounds have a record, which only their own jobs can tell to be still good.
+    """
     write_json(_PLAN, {"rounds": rounds})
     _empty(_DONE)
     if rounds:
-        print(
-            f"Plan: {amount(rounds, runs, seconds)}; first, whatever has to be exported and built.",
-            file=sys.stderr,
-        )
+        told = f"Plan: {amount(rounds, runs, seconds, recorded)}; first, whatever has to be exported and built."
+        print(told, file=sys.stderr)
 
 
-def amount(rounds: int, runs: int, seconds: float | None) -> str:
-    """How much there is to measure and how long it takes (seconds, s; None where it cannot be known)."""
+def amount(rounds: int, runs: int, seconds: float | None, recorded: int = 0) -> str:
+    """How much there is to measure and how long it takes (seconds, s; None where it cannot be known).
+
+    At most so much where some rounds are ``recorded``.
+    """
+    at_most = "up to " if recorded else ""
     estimate = "time left is known after the first" if seconds is None else f"about {duration(seconds)} on a quiet host"
-    return f"{rounds} round{'s' * (rounds > 1)}, {runs} runs to measure, {estimate}"
+    told = f"{at_most}{rounds} round{'s' * (rounds > 1)}, {runs} runs to measure, {estimate}"
+    if recorded:
+        told += (
+            f"; of the {recorded} that have a record, those whose artifacts and settings come out as before are kept"
+        )
+    return told
 
 
 def finish_round(seconds: float) -> str:

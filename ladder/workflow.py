@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 import shlex
@@ -61,6 +62,7 @@ def open_matrix(workflow: Any, config: dict[str, Any]) -> Matrix:
         amount = progress.amount(*_amount(matrix, matrix.rounds()))
         _warn_of_absent_devices(matrix, matrix.platforms)
         print(f"All ladders from nothing: {amount}. Still to do:", file=sys.stderr)
+        atexit.register(_tell_what_is_left, workflow, matrix)  # a dry run has no hook that knows its jobs
     if workflow.is_main_process:
         if forgotten(Path()):
             print(FORGOTTEN, file=sys.stderr)
@@ -161,12 +163,24 @@ def begin(workflow: Any, matrix: Matrix) -> Any:
     _announce_environments((job.wildcards.environment for job in needed if job.rule.name == "environment"), matrix)
     specs.remove_others()  # the lock says that no other call is running here
     write_json(CONFIG_COPY, matrix.raw)
-    records = [round.record for round in matrix.rounds()]
-    pending = [_round_of(job.wildcards) for job in needed if job.rule.name == "round"]
-    if _forces_rounds(workflow.dag_settings, records):
+    if _forces_rounds(workflow, matrix):
         os.environ["LADDER_FORCE"] = "1"  # a round asked for by name is measured again, whatever its key says
-    progress.start(*_amount(matrix, pending))
+    progress.start(*_amount_left(workflow, matrix))
     return lock
+
+
+def _tell_what_is_left(workflow: Any, matrix: Matrix) -> None:
+    """The last line of a dry run: what is left to measure, where anything is."""
+    if workflow.dag is not None and (left := _amount_left(workflow, matrix))[0]:
+        print(f"Of these: {progress.amount(*left)}.", file=sys.stderr)
+
+
+def _amount_left(workflow: Any, matrix: Matrix) -> tuple[int, int, float | None, int]:
+    """The arguments of ``progress.amount`` for what this call has to measure."""
+    jobs = workflow.dag.needrun_jobs(exclude_finished=False)  # a dry run finishes them all
+    pending = [_round_of(job.wildcards) for job in jobs if job.rule.name == "round"]
+    recorded = 0 if _forces_rounds(workflow, matrix) else sum(Path(round.record).is_file() for round in pending)
+    return *_amount(matrix, pending), recorded
 
 
 class _JobErrors(logging.Handler):
@@ -212,8 +226,9 @@ def expected_seconds(matrix: Matrix, round: Round) -> float | None:
     return len(matrix.ladders[round.ladder].rungs) * (run + settings.throughput_seconds)
 
 
-def _forces_rounds(settings: Any, records: Iterable[str]) -> bool:
+def _forces_rounds(workflow: Any, matrix: Matrix) -> bool:
     """Whether -F, -R or -f names rounds; one that only follows a forced step is judged by its key as ever."""
+    settings, records = workflow.dag_settings, [round.record for round in matrix.rounds()]
     named = set(settings.forcerun) | (set(settings.targets) if settings.forcetargets else set())
     return settings.forceall or not named.isdisjoint(("round", *records))
 

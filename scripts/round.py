@@ -52,7 +52,7 @@ def _measure(spec: dict[str, Any], what: str, args: argparse.Namespace) -> None:
     record = measure_round(spec, args.output, args.raw, args.log, args.host, args.gpus, say)
     if progress.is_relayed():
         keep_beside(args.output, args.raw)
-    for warning in record["warnings"]:
+    for warning in [] if record["kept"] else record["warnings"]:  # those of a kept round are of another time
         progress.say(f"warning: {warning}")
     told = [progress.finish_round(time.monotonic() - start)]
     if not record["rows"]:

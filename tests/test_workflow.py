@@ -5,6 +5,7 @@ The tests of this file share one folder and build on each other in their order.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import sys
@@ -623,6 +624,26 @@ def test_tables_from_elsewhere_are_warned_of_once(config, repository, tmp_path):
     (tmp_path / "results/ladder.csv").touch()
     text = Workflow(repository, tmp_path).call(config, "--dry-run").must().text
     assert text.count("Warning: results/ has tables") == 1 and "snakemake -R aggregate" in text
+
+
+def test_what_may_be_kept_is_not_promised_to_be_measured(repository, tmp_path):
+    fresh = Workflow(repository, tmp_path)
+    config = identity_config(tmp_path, {"known": {}}, rounds=2)
+    new, kept = "2 rounds, 2 runs to measure, about ", "of the 2 that have a record, those whose artifacts and settings"
+    before = fresh.call(config, "-n").must().text
+    assert f"All ladders from nothing: {new}" in before and f"Of these: {new}" in before and kept not in before
+    assert f"Plan: {new}" in fresh.call(config, *TABLES).must().text
+    for record in tmp_path.glob("results/cpu/rounds/**/[12].json"):
+        told = json.loads(record.read_text())
+        record.write_text(json.dumps(told | {"warnings": ["other programs were busy then"]}))
+    planned = fresh.call(config, "-n", "--forcerun", "engine").must().text
+    assert f"Of these: up to {new}" in planned and kept in planned.partition("Of these: ")[2]
+    again = fresh.call(config, "--forcerun", "engine", *TABLES).must().text
+    assert f"Plan: up to {new}" in again and again.count("kept, it was measured with just these") == 2
+    assert "other programs were busy then" not in again
+    forced = fresh.call(config, "-n", "--forcerun", "round").must().text
+    assert f"Of these: {new}" in forced and kept not in forced
+    assert "Of these: " not in fresh.call(config, "-n", *TABLES).must().text
 
 
 def test_a_space_may_stand_in_every_path(tmp_path):
