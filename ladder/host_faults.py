@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from shutil import which
 
 from ladder import devices, steps, telemetry
 from ladder.dependencies import code_hash
@@ -78,6 +79,24 @@ def absent_devices(matrix: Matrix) -> dict[str, str]:
             found[platform] = str(error)
             if device == "rocm" and not KFD.exists():
                 found[platform] = f"there is no {KFD}, which AMD's kernel driver makes"
+    return found
+
+
+def absent_interpreters(matrix: Matrix) -> dict[str, dict[str, list[str]]]:
+    """Environments whose named interpreter this host has not, with the stacks that need each, by platform.
+
+    No more a fault than an absent device; a declared host may have what this one lacks.
+    """
+    found: dict[str, dict[str, list[str]]] = {}
+    for ladder in matrix.ladders.values():
+        if matrix.declaration(ladder.platform):
+            continue
+        for stack in dict.fromkeys(rung.stack for rung in ladder.rungs):
+            name = matrix.config.stacks[stack].environment
+            entry = matrix.config.environments.get(name)
+            if entry and entry.python and which(entry.python) is None:
+                stacks = found.setdefault(ladder.platform, {}).setdefault(name, [])
+                stacks += [] if stack in stacks else [stack]
     return found
 
 

@@ -60,7 +60,7 @@ def open_matrix(workflow: Any, config: dict[str, Any]) -> Matrix:
         sys.exit("The configuration is wrong; nothing was run.\n" + "\n".join(f"  {fault}" for fault in error.faults))
     if workflow.output_settings.dryrun and workflow.is_main_process:
         amount = progress.amount(*_amount(matrix, matrix.rounds()))
-        _warn_of_absent_devices(matrix, matrix.platforms)
+        _warn_of_what_is_absent(matrix, matrix.platforms)
         print(f"All ladders from nothing: {amount}. Still to do:", file=sys.stderr)
         atexit.register(_tell_what_is_left, workflow, matrix)  # a dry run has no hook that knows its jobs
     if workflow.is_main_process:
@@ -85,8 +85,8 @@ def _targets() -> set[str]:
     return set(get_argument_parser().parse_known_args(sys.argv[1:])[0].targets)
 
 
-def _warn_of_absent_devices(matrix: Matrix, platforms: Iterable[str]) -> None:
-    """A line for each of these platforms that lacks its device here, while there is little to wait for yet."""
+def _warn_of_what_is_absent(matrix: Matrix, platforms: Iterable[str]) -> None:
+    """A line for each device or interpreter of these platforms that is not here, while there is little to wait for."""
     configured, ladders = matrix.config.platforms, matrix.config.ladders.values()
     cpu = next((ladder.platform for ladder in ladders if configured[ladder.platform].device == "cpu"), None)
     instead = f"to measure the CPU: PLATFORM={cpu} make bench, or --config platform={cpu}; " if cpu else ""
@@ -96,6 +96,14 @@ def _warn_of_absent_devices(matrix: Matrix, platforms: Iterable[str]) -> None:
                 f"Warning: platform {platform} cannot be measured on this host: {reason}. Its environments are "
                 f"installed and its engines tried all the same; what fails is a row of failures.csv. Instead, {instead}"
                 f"where a cluster has the GPU: platforms.{platform}.host: declared (docs/clusters.md)",
+                file=sys.stderr,
+            )
+
+    for platform, lacking in host_faults.absent_interpreters(matrix).items():
+        for name, stacks in lacking.items() if platform in platforms else ():
+            print(
+                f"Warning: environments.{name}.python: {matrix.config.environments[name].python} is not an interpreter "
+                f"that runs on this host; what platform {platform} has on {', '.join(stacks)} is rows of failures.csv",
                 file=sys.stderr,
             )
 
@@ -159,7 +167,7 @@ def begin(workflow: Any, matrix: Matrix) -> Any:
         (platform,) = matrix.platforms
         print(f"Platform {platform}: {fingerprint.in_words(matrix.host(platform))}", file=sys.stderr)
     needed = list(workflow.dag.needrun_jobs())
-    _warn_of_absent_devices(matrix, {job.wildcards.platform for job in needed if hasattr(job.wildcards, "platform")})
+    _warn_of_what_is_absent(matrix, {job.wildcards.platform for job in needed if hasattr(job.wildcards, "platform")})
     _announce_environments((job.wildcards.environment for job in needed if job.rule.name == "environment"), matrix)
     specs.remove_others()  # the lock says that no other call is running here
     write_json(CONFIG_COPY, matrix.raw)

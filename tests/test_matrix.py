@@ -323,6 +323,29 @@ def test_an_interpreter_whose_packages_change_is_looked_at_again(tmp_path):
     assert len(set(states)) == 4 and "" not in states
 
 
+@pytest.mark.parametrize(
+    ("python", "host", "expected"),
+    [
+        ("/no/such/python", "local", {"cpu": {"mine": ["openvino-cpu"]}}),
+        (__file__, "local", {"cpu": {"mine": ["openvino-cpu"]}}),  # not executable
+        (sys.executable, "local", {}),
+        ("sh", "local", {}),  # by its name on the search path, as subprocess finds it
+        ("/no/such/python", "declared", {}),
+    ],
+)
+def test_an_interpreter_that_is_not_here_is_told_and_is_no_fault(monkeypatch, python, host, expected):
+    def change(raw):
+        raw["environments"]["mine"] = {"python": python}
+        raw["stacks"] = {"openvino-cpu": {"environment": "mine"}}
+        raw["platforms"]["cpu"]["host"] = host
+        raw["platform"] = "cpu"
+
+    plan = matrix(change)
+    assert host_faults.absent_interpreters(plan) == expected
+    monkeypatch.setattr(Matrix, "host", lambda self, platform: HOST)
+    assert list(host_faults.faults(plan)) == []
+
+
 def test_an_interpreter_that_does_not_run_has_no_state():
     plan = matrix(lambda raw: raw["environments"].update(mine={"python": "/no/such/python"}))
     assert steps.environment_packages(plan, "mine") == steps.environment_packages(plan, "main") == ""

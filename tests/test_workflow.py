@@ -604,7 +604,12 @@ def test_what_cannot_go_well_and_what_takes_long_is_said_before_the_first_job(tm
     config["stacks"]["known"] |= {"device": "cuda", "environment": "mine"}
     (tmp_path / "my.txt").write_text("numpy==2.4.6\n")
     warning = "Warning: platform gpu cannot be measured on this host: "
-    assert warning in fresh.call(config, "-n").must().text
+    config["environments"]["absent"] = {"python": "/no/such/python"}
+    config["stacks"]["unread"] = {**config["stacks"]["known"], "environment": "absent"}
+    config["ladders"]["unread"] = config["ladders"]["known"] | {"rungs": [{"name": "unread", "stack": "unread"}]}
+    planned = fresh.call(config, "-n").must().text
+    assert warning in planned
+    assert "environments.absent.python: /no/such/python is not an interpreter that runs on this host" in planned
     call = fresh.call(config, "--", "artifacts/gpu/identity/known-fp32/id.json").must()
     before, _, after = call.text.partition("Select jobs to execute")
     assert warning in before
