@@ -465,7 +465,18 @@ def _fault(error: Any) -> tuple[str, str]:
         return key, f"{_shown(given)}: only text, numbers, true, false, null, lists and mappings are passed on"
     message = error["msg"].removeprefix("Value error, ")
     message = message[0].lower() + message[1:]
+    if kind in ("int_type", "float_type", "bool_type") and isinstance(given, str) and _is_json(given):
+        message += " without quotes; in the braces of --config every number is text: give it in a file, --configfile"
     return key, message if isinstance(given, dict | BaseModel) else f"{_shown(given)}: {message}"
+
+
+def _is_json(text: str) -> bool:
+    """Whether a text holds what would be a value without its quotes: a number, true, false or null."""
+    try:
+        json.loads(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _where(loc: tuple[str | int, ...]) -> list[str]:

@@ -12,6 +12,7 @@ import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
+from snakemake.cli import parse_config
 from snakemake.utils import update_config
 
 from ladder import causes, config
@@ -136,7 +137,10 @@ def test_presets_are_valid_alone_and_cut_short(preset):
         (lambda r: r["environments"].update(mine={"python": ""}), ["environments.mine.python", "at least 1 character"]),
         (lambda r: r["measure"].update(max_seconds=math.inf), ["measure.max_seconds: Infinity", "finite"]),
         (lambda r: r["telemetry"].update(cooldown_below_c=math.nan), ["telemetry.cooldown_below_c: NaN", "finite"]),
-        (lambda r: r["measure"].update(max_seconds="2"), ['measure.max_seconds: "2"', "valid number"]),
+        (
+            lambda r: r["measure"].update(max_seconds="2"),
+            ['measure.max_seconds: "2"', "valid number without quotes", "--configfile"],
+        ),
         (lambda r: ladder(r).update(rounds=True), ["ladders.cpu.rounds: true", "valid integer"]),
         (lambda r: ladder(r).update(rounds="2"), ['ladders.cpu.rounds: "2"', "valid integer"]),
         (lambda r: ladder(r).update(rounds=10001), ["ladders.cpu.rounds: 10001", "10000"]),
@@ -229,6 +233,14 @@ def test_a_value_that_holds_itself_is_one_fault():
     options = {}
     options["again"] = [options]
     assert len(faults(lambda raw: rung(raw, "pytorch-fp32").update(options=options))) == 1
+
+
+def test_numbers_in_the_braces_of_config_are_told_where_they_can_stand():
+    given = parse_config(["measure={max_seconds: 1, iterations: null}", "platforms={cpu: {exclusive_host: true}}"])
+    lines = faults(lambda raw: raw.update(merged(raw, given)))
+    assert len(lines) == 3 and all("--configfile" in line for line in lines)
+    (line,) = faults(lambda raw: raw["measure"].update(warmup="often"))
+    assert "--configfile" not in line
 
 
 def test_every_fault_is_reported_at_once():
