@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from ladder.summary import BUSY_CPUS
+from ladder.preflight import BUSY_LIMIT
 from ladder.tables import CLEAR, FLAGS
 
 
@@ -28,5 +28,5 @@ def _grounds(row: Mapping[str, str], flags: Sequence[str]) -> Iterator[str]:
     for flag in flags:
         if row[flag] not in ("", CLEAR):
             yield f"{flag} ({row[flag]})"
-    if float(row["load_before"] or 0) > BUSY_CPUS:
+    if float(row["load_before"] or 0) > BUSY_LIMIT:
         yield f"other programs kept {float(row['load_before']):.1f} CPUs busy before it"

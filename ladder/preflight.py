@@ -13,7 +13,7 @@ from ladder.errors import StepError
 from ladder.telemetry.base import Reader
 
 COOLDOWN_SECONDS = 300.0  # a device that stays too hot for longer will not become as cool as asked
-BUSY_LIMIT = 0.2  # CPUs; ticks of 10 ms over 0.2 s cannot tell less than 0.05 on one CPU from nothing
+BUSY_LIMIT = 0.5  # CPUs, before a round, a run or a peak: a quiet host reads 0 to 0.05, a single busy program 1
 
 
 def host_state(device: str, gpu: str | None = None) -> dict[str, Any]:
@@ -43,7 +43,7 @@ def warnings(state: dict[str, Any], busy: float | None, threads: int) -> list[st
     """One sentence for each thing that makes latencies on this host less steady than they could be."""
     found = []
     if busy is not None and busy > BUSY_LIMIT:
-        found.append(f"other programs keep {busy:.1f} CPUs busy: latencies will be long and unsteady")
+        found.append(f"other programs kept {busy:.1f} CPUs busy before the round: latencies may be unsteady")
     if state["on_battery"]:
         found.append("the host runs on its battery: processors slow down to save it")
     if state["governor"] in ("powersave", "conservative", "ondemand"):

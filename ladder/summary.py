@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from ladder.files import canonical_json
+from ladder.preflight import BUSY_LIMIT
 from ladder.records import (
     LADDER_KEY,
     Row,
@@ -25,7 +26,6 @@ from ladder.records import (
 from ladder.statistics import MIN_ROUNDS
 
 SATURATION_SHARE = 0.95  # of the highest median throughput seen
-BUSY_CPUS = 0.5  # a quiet host reads 0 to 0.05, a single busy program 1
 AUDITED = (  # what of a rung's audit stands beside its figures
     "requested_precision", "verdict", "reason",
     "flops_at_precision_pct", "nodes_at_precision_pct", "time_at_precision_pct",
@@ -255,9 +255,9 @@ def _sum(values: Sequence[float | None]) -> float | None:
 
 
 def busy_runs(results: Sequence[Row]) -> list[Row]:
-    """Runs before which other programs kept more than ``BUSY_CPUS`` busy."""
+    """Runs before which other programs kept more than ``BUSY_LIMIT`` busy."""
     return [
         ladder_fields(row, "rung", "batch", "round") | {"load_before": row["load_before"]}
         for row in results
-        if (row["load_before"] or 0) > BUSY_CPUS
+        if (row["load_before"] or 0) > BUSY_LIMIT
     ]

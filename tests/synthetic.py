@@ -154,7 +154,7 @@ def write_round(
             "failures": failures,
             "details": details,
             "host_state": _host_state(ladder["platform"]),
-            "warnings": [f"other programs keep {number / 10:.1f} CPUs busy: latencies will be long and unsteady"]
+            "warnings": [f"other programs kept {number / 5:.1f} CPUs busy before the round: latencies may be unsteady"]
             if number % 3 == 0
             else [],
         },

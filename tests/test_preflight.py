@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from ladder import fingerprint, preflight
+from ladder import fingerprint, preflight, summary
 
 CALM = {"on_battery": False, "governor": "performance", "cpu_quota": None, "physical_cores": 4}
 
@@ -16,10 +16,18 @@ def test_a_calm_host_gives_no_warning():
     assert preflight.warnings(CALM, 0.0, 4) == []
 
 
+def test_rounds_and_runs_are_called_busy_by_one_rule():
+    """The bound that docs/method.md gives."""
+    held = {"platform": "p", "model": "m", "ladder": "l", "rung": "r", "batch": 1, "round": 1}
+    for cpus, is_busy in ((0.5, False), (0.51, True)):
+        assert bool(preflight.warnings(CALM, cpus, 4)) == is_busy
+        assert bool(summary.busy_runs([held | {"load_before": cpus}])) == is_busy
+
+
 @pytest.mark.parametrize(
     ("state", "busy", "part"),
     [
-        ({}, 1.3, "other programs keep 1.3 CPUs busy"),
+        ({}, 1.3, "other programs kept 1.3 CPUs busy before the round"),
         ({"on_battery": True}, 0.0, "battery"),
         ({"governor": "powersave"}, 0.0, "'powersave'"),
         ({"cpu_quota": 1.5}, 0.0, "grants 1.5 CPUs for 4 threads"),

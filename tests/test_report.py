@@ -371,7 +371,7 @@ def test_text_is_escaped_everywhere():
 
 def test_failures_and_warnings_are_listed(report):
     html = without_scripts((report[1] / "report" / "failures.html").read_text(encoding="utf-8"))
-    assert "run broke" in html and "logs/x.log" in html and "other programs keep 0.3 to 0.6 CPUs" in html
+    assert "run broke" in html and "logs/x.log" in html and "other programs kept 0.6 to 1.2 CPUs" in html
 
 
 def test_a_run_that_measured_nothing_still_has_a_report(tmp_path):

@@ -10,11 +10,11 @@ from typing import Any
 
 from ladder import out_of_memory
 from ladder.attribution import flagged
+from ladder.preflight import BUSY_LIMIT
 from ladder.records import LADDER_KEY, ladder_fields, ladder_key
 from ladder.report import figures
 from ladder.report.page import Block, Figure, page
 from ladder.report.text import context, saturation_point, weights_note
-from ladder.summary import BUSY_CPUS
 
 SCHEMA_VERSION = 1  # of report.json; goes up when a key changes its meaning or goes away
 MIN_TRIALS = 5  # the guide's
@@ -88,7 +88,7 @@ def pitfalls(
     found = [
         ("warm-up skipped", results, [_named(row) for row in results if row["warmup"] == "0"]),
         ("warm-up too short, or latencies that drift", results, unsteady),
-        ("noisy host", *_runs(results, "load_before", lambda load: float(load) > BUSY_CPUS)),
+        ("noisy host", *_runs(results, "load_before", lambda load: float(load) > BUSY_LIMIT)),
         ("throttling while latencies were timed", *_runs(results, "throttled", flagged)),
         ("throttling while throughput was timed", *_runs(results, "throughput_throttled", flagged)),
         ("device shared with other processes", *_runs(results, "contended", flagged)),
