@@ -78,7 +78,8 @@ def aggregate(plan: Mapping[str, Any], rounds: Iterable[Path], audits: Iterable[
     busy = summary.busy_runs(results)
     runs = pd.DataFrame(results, columns=list(attribution.COLUMNS))
     exclude = plan.get("exclude", tables.FLAGS)
-    steps, totals = (_plain(gains(runs, ladders, exclude)) for gains in (attribution.attribute, attribution.totals))
+    judged = {"steps": attribution.attribute, "totals": attribution.totals, "ranking": attribution.ranking}
+    gains = {name: _plain(judge(runs, ladders, exclude)) for name, judge in judged.items()}
     destination = Path(destination)
     write_table(destination / "results.csv", tables.RESULTS, results)
     content = {
@@ -95,7 +96,7 @@ def aggregate(plan: Mapping[str, Any], rounds: Iterable[Path], audits: Iterable[
         "versions": summary.versions(records),
         "hosts": summary.hosts(records),
         "rungs": summary.rungs(records),
-        "ladders": summary.ladders(ladders, steps, totals, audited),
+        "ladders": summary.ladders(ladders, gains, audited),
         "latency": pooled,
         "throughput": summary.throughput(results),
         "saturation": summary.saturation(summary.throughput(results)),
@@ -107,7 +108,7 @@ def aggregate(plan: Mapping[str, Any], rounds: Iterable[Path], audits: Iterable[
         "busy_runs": busy,
         "warnings": find_warnings(records, results, unsteady, busy, ladders, audited),
     }
-    write_table(destination / "ladder.csv", tables.LADDER, steps)
+    write_table(destination / "ladder.csv", tables.LADDER, gains["steps"])
     write_table(destination / "audit.csv", tables.AUDIT, [audit["row"] for audit in audited])
     write_table(destination / "failures.csv", tables.FAILURES, failures)
     write_json(destination / "summary.json", content)

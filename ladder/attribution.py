@@ -23,7 +23,12 @@ Device = tuple[Any, ...]  # host and device_uuid; None where unreadable
 Runs = dict[str, dict[Any, tuple[Device, float | None]]]  # rung -> round -> (device, median in ms; None: left out)
 
 COLUMNS = (
-    "platform", "model", "weights", "ladder", "batch", "rung", "round", "host", "device_uuid", "median_ms", *FLAGS,
+    "platform", "model", "weights", "ladder", "batch", "rung", "precision", "transfers", "round", "host", "device_uuid",
+    "median_ms", *FLAGS,
+)  # fmt: skip
+RANKING = (
+    "platform", "model", "weights", "ladder", "batch", "transfers", "precision", "rung", "rounds", "median_ms",
+    "slowdown", "slowdown_low", "slowdown_high", "verdict",
 )  # fmt: skip
 TOTAL = tuple(column for column in LADDER if column not in ("cause", *INTERACTION))
 NUMBERS = (
@@ -83,6 +88,38 @@ def totals(runs: pd.DataFrame, ladders: Sequence[Mapping[str, Any]], exclude: Se
     )
 
 
+def ranking(runs: pd.DataFrame, ladders: Sequence[Mapping[str, Any]], exclude: Sequence[str] = FLAGS) -> pd.DataFrame:
+    """The rungs of each ladder and batch, fastest first: ``RANKING``. What comes in is that of ``attribute``.
+
+    All rungs that time the same ``transfers`` are ranked, and then, ``precision`` by precision where there are several,
+    those of each; ``precision`` is None in the rows of all. Two rungs at least: one alone has no row. Every rung of a
+    ranking is judged by the same ``rounds``, those that all of them have on one device and without a flag: other rounds
+    would be another host's state. A rung that would leave fewer than ``statistics.MIN_ROUNDS`` of them (or, where none
+    has as many, than the most that one has) has no row either.
+
+    median_ms: geometric mean of the run medians over the rounds. slowdown: this over that of the first row.
+    slowdown_low, slowdown_high: interval of the latency over the truly fastest rung's, whichever of them that is, at
+    99 % for all rows of a ranking together (``statistics.behind_best``); NaN for a single round. verdict: ``fastest``
+    where all others are ``slower``, ``may be fastest`` where several are not shown to be, ``too few rounds`` as ever.
+    Raises StepError as ``attribute``.
+    """
+    rows = []
+    for ladder in ladders:
+        for batch in ladder["batches"]:
+            where = f"{ladder['platform']}, {ladder['model']}, {ladder['ladder']}, batch {batch}"
+            head = {**{key: ladder[key] for key in ("platform", "model", "weights", "ladder")}, "batch": batch}
+            chosen = _chosen(runs, ladder, batch)
+            medians = _medians(runs, ladder, batch, where, exclude)
+            for transfers, alike in chosen.groupby("transfers", sort=False):
+                named = [(None, alike), *alike.groupby("precision", sort=False)]
+                for precision, among in named if len(named) > 2 else named[:1]:
+                    rungs = list(among["rung"].unique())
+                    about = {"transfers": transfers, "precision": precision}
+                    rows += [head | about | row for row in _ranked({rung: medians[rung] for rung in rungs})]
+    numbers = dict.fromkeys(("median_ms", "slowdown", "slowdown_low", "slowdown_high"), float)
+    return pd.DataFrame(rows, columns=list(RANKING)).astype(numbers | {"rounds": int})
+
+
 def flagged(value: Any) -> bool:
     """Whether a flag of a run, one of ``ladder.tables.FLAGS``, holds anything; one that could not be read does not."""
     return not pd.isna(value) and value != CLEAR
@@ -116,11 +153,14 @@ def order(path: Sequence[Step]) -> str:
     return ", then ".join(step["cause"] for step in path)
 
 
+def _chosen(runs: pd.DataFrame, ladder: Mapping[str, Any], batch: int) -> Any:
+    """The runs of a ladder and batch, a table: pandas' stubs know no types of its columns."""
+    keys = ("platform", "model", "weights", "ladder")
+    return runs[(runs["batch"] == batch) & np.logical_and.reduce([runs[key] == ladder[key] for key in keys])]
+
+
 def _medians(runs: pd.DataFrame, ladder: Mapping[str, Any], batch: int, where: str, exclude: Sequence[str]) -> Runs:
-    chosen = runs[
-        (runs["batch"] == batch)
-        & np.logical_and.reduce([runs[key] == ladder[key] for key in ("platform", "model", "weights", "ladder")])
-    ]
+    chosen = _chosen(runs, ladder, batch)
     medians: Runs = {}
     kept_out = {position for position, flags in enumerate(chosen[list(exclude)].values) if any(map(flagged, flags))}
     columns = ["rung", "round", "host", "device_uuid", "median_ms"]
@@ -200,6 +240,39 @@ def _compare(from_medians: np.ndarray, to_medians: np.ndarray) -> dict[str, Any]
         "mde_pct": statistics.gain_pct(detectable),
         "verdict": statistics.verdict(float(low), float(high), rounds),
     }
+
+
+def _ranked(medians: Runs) -> list[dict[str, Any]]:
+    """The columns of a ranking that its runs give, a row for each rung that enters, fastest first."""
+    usable = {
+        rung: {(number, device) for number, (device, ms) in rounds.items() if ms is not None}
+        for rung, rounds in medians.items()
+    }
+    needed = max(1, min(statistics.MIN_ROUNDS, max(map(len, usable.values()))))
+    entered: list[str] = []
+    shared: set[tuple[Any, Device]] = set().union(*usable.values())
+    for rung in sorted(usable, key=lambda name: -len(usable[name])):
+        if len(left := shared & usable[rung]) >= needed:
+            entered, shared = [*entered, rung], left
+    if len(entered) < 2:
+        return []
+    numbers = sorted(number for number, _ in shared)
+    values = {rung: np.array([medians[rung][number][1] for number in numbers], dtype=float) for rung in entered}
+    entered.sort(key=lambda rung: _geometric_mean(values[rung]))
+    fastest_ms = _geometric_mean(values[entered[0]])
+    rows = []
+    for rung in entered:
+        median_ms = _geometric_mean(values[rung])
+        rows.append({"rung": rung, "rounds": len(numbers), "median_ms": median_ms, "slowdown": median_ms / fastest_ms})
+    if len(numbers) > 1:
+        low, high, may_be_best = statistics.behind_best([np.log(values[rung]) for rung in entered])
+        best = statistics.FASTEST if may_be_best.sum() == 1 else statistics.MAY_BE_FASTEST
+        for row, *ends, may in zip(rows, np.exp(low), np.exp(high), may_be_best, strict=True):
+            verdict = best if may else statistics.SLOWER
+            row |= {"slowdown_low": float(ends[0]), "slowdown_high": float(ends[1]), "verdict": verdict}
+    if len(numbers) < statistics.MIN_ROUNDS:
+        rows = [row | {"verdict": statistics.TOO_FEW_ROUNDS} for row in rows]
+    return rows
 
 
 def _geometric_mean(values: np.ndarray) -> float:

@@ -29,6 +29,7 @@ TREND_ALPHA = 0.01
 TREND_CHANGE = 0.05  # ours: iterations are autocorrelated, so significance alone would flag drifts of no size
 
 FASTER, SLOWER, WITHIN_NOISE, TOO_FEW_ROUNDS = "faster", "slower", "within noise", "too few rounds"
+FASTEST, MAY_BE_FASTEST = "fastest", "may be fastest"
 
 
 def summarise(latencies_ns: ArrayLike) -> dict[str, float | None]:
@@ -139,6 +140,31 @@ def combined_interval(medians: ArrayLike, signs: ArrayLike, alpha: float = ALPHA
     deviations = terms @ (logs - logs.mean(axis=-1, keepdims=True))
     half = _critical(rounds, alpha) * deviations.std(ddof=1) / np.sqrt(rounds)
     return Interval(terms.sum(), terms.sum() - half, terms.sum() + half)
+
+
+class BehindBest(NamedTuple):
+    """How far each rung is behind the truly fastest, ln(rung / fastest) as an interval, and whether it may be that."""
+
+    low: np.ndarray
+    high: np.ndarray
+    may_be_best: np.ndarray
+
+
+def behind_best(log_medians: ArrayLike, alpha: float = ALPHA) -> BehindBest:
+    """Multiple comparisons with the best (Edwards & Hsu, JASA 78, 1983): which of k rungs may be the fastest.
+
+    ``log_medians``: [..., rungs, rounds], of at least 2 rungs that all have the same 2 or more rounds; the fields are
+    [..., rungs]. Any two rungs are compared by ``paired_interval`` at 1 - alpha / (k - 1), so that by Bonferroni all
+    k - 1 intervals of the truly fastest rung hold with probability 1 - alpha at least, whatever the spreads and however
+    they hang together. While they hold that rung is among those that no other is shown to beat, and each rung's
+    distance to it lies between the lowest and the highest end of its intervals against these, and is not below 0.
+    """
+    logs = np.asarray(log_medians, dtype=float)
+    _, low, high = paired_interval(logs[..., :, None, :] - logs[..., None, :, :], alpha / (logs.shape[-2] - 1))
+    may_be_best = np.asarray(~(low > 0).any(axis=-1))
+    against = may_be_best[..., None, :]
+    nearest = np.where(against, low, np.inf).min(axis=-1)
+    return BehindBest(np.maximum(nearest, 0), np.where(against, high, -np.inf).max(axis=-1), may_be_best)
 
 
 def verdict(low: float, high: float, rounds: int) -> str:

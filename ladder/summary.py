@@ -107,9 +107,12 @@ def _told(values: list[Any]) -> Any:
     return values
 
 
-def ladders(ladders: Sequence[Row], steps: Sequence[Row], totals: Sequence[Row], audited: Sequence[Row]) -> list[Row]:
-    """Ladders by batch, each with its rungs and what their audits found, its steps and totals, in the plan's order."""
-    steps_at, totals_at = _by_place(steps), _by_place(totals)
+def ladders(ladders: Sequence[Row], gains: Mapping[str, Sequence[Row]], audited: Sequence[Row]) -> list[Row]:
+    """Ladders by batch in the plan's order, each with its rungs and what their audits found, and its part of ``gains``.
+
+    These are rows of ``ladder.attribution`` under the names that they have there: steps, totals, ranking.
+    """
+    gains_at = {name: _by_place(rows) for name, rows in gains.items()}
     audits = audits_by_engine(audited)
 
     def rungs(ladder: Row, batch: int) -> Iterator[Row]:
@@ -122,9 +125,9 @@ def ladders(ladders: Sequence[Row], steps: Sequence[Row], totals: Sequence[Row],
     for ladder in ladders:
         for batch in ladder["batches"]:
             place = (*ladder_key(ladder), batch)
-            gains = {"steps": steps_at[place], "totals": totals_at[place]}
+            held = {name: rows[place] for name, rows in gains_at.items()}
             found.append(
-                ladder_fields(ladder, "weights") | {"batch": batch, "rungs": list(rungs(ladder, batch)), **gains}
+                ladder_fields(ladder, "weights") | {"batch": batch, "rungs": list(rungs(ladder, batch)), **held}
             )
     return found
 

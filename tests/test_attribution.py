@@ -14,7 +14,7 @@ from hypothesis.extra import numpy as arrays
 from scipy import stats
 
 from ladder import statistics
-from ladder.attribution import TOTAL, attribute, order, paths, totals
+from ladder.attribution import RANKING, TOTAL, attribute, order, paths, ranking, totals
 from ladder.errors import StepError
 from ladder.tables import FLAGS, LADDER, RESULTS
 
@@ -113,6 +113,71 @@ def test_attribution_and_calibration_apply_the_same_rule():
             first, second = rng.permutation(medians)[:16].reshape(2, 8) * [[1.0], [factor]]
             _, low, high = statistics.paired_interval(np.log(first / second))
             assert compare(first, second)["verdict"] == statistics.verdict(low, high, 8)
+
+
+def kinds(medians: dict[str, list[float]], transfers: str = "excluded") -> pd.DataFrame:
+    """``table`` of rungs that are named after their precision, e.g. ``b-fp32``."""
+    parts = [
+        table({rung: values}, precision=rung.rpartition("-")[2], transfers=transfers)
+        for rung, values in medians.items()
+    ]
+    return pd.concat(parts)
+
+
+STEADY = np.array([1.0, 1.01, 0.99, 1.0, 1.02, 0.98, 1.0, 1.0])
+WILD = np.array([1.0, 1.4, 0.7, 1.1, 0.9, 1.3, 0.8, 1.0])
+
+
+def test_rungs_of_a_batch_are_ranked_all_and_by_precision():
+    medians = {"a-fp32": 10 * STEADY, "b-fp32": 6.2 * WILD, "c-fp32": 6 * STEADY[::-1], "d-int8": 5 * STEADY}
+    ranks = ranking(kinds({rung: list(ms) for rung, ms in medians.items()}), [ladder(("a-fp32", "b-fp32", "tuning"))])
+    assert tuple(ranks.columns) == RANKING and set(ranks["rounds"]) == {8}
+    whole, fp32 = ranks[ranks["precision"].isna()], ranks[ranks["precision"] == "fp32"]
+    assert len(whole) + len(fp32) == len(ranks)  # one rung in int8 is nothing to rank
+    assert dict(zip(whole["rung"], whole["verdict"], strict=True)) == {
+        "d-int8": "may be fastest", "c-fp32": "slower", "b-fp32": "may be fastest", "a-fp32": "slower"
+    }  # fmt: skip
+    assert fp32["verdict"].tolist() == ["may be fastest", "may be fastest", "slower"]
+    a = fp32.iloc[-1]
+    assert a["median_ms"] == pytest.approx(stats.gmean(10 * STEADY))
+    assert a["slowdown"] == pytest.approx(a["median_ms"] / fp32.iloc[0]["median_ms"])
+    ends = []
+    for other in (medians["b-fp32"], medians["c-fp32"]):
+        d = np.log(medians["a-fp32"] / other)
+        half = stats.t.ppf(1 - 0.01 / 2 / 2, 7) * d.std(ddof=1) / np.sqrt(8)
+        ends.append((d.mean() - half, d.mean() + half))
+    assert a["slowdown_low"] == pytest.approx(np.exp(max(0, min(low for low, _ in ends))))
+    assert a["slowdown_high"] == pytest.approx(np.exp(max(high for _, high in ends)))
+
+
+def test_a_ranking_needs_rounds_that_all_of_its_rungs_have():
+    """c has three rounds only, and is in no ranking rather than taking five from the others."""
+    runs = kinds({"a-fp32": list(STEADY), "b-fp32": [*2 * STEADY[:7], None], "c-fp32": [None] * 5 + [0.1] * 3})
+    ranks = ranking(runs, [ladder(("a-fp32", "b-fp32", "tuning"))])
+    assert ranks["rung"].tolist() == ["a-fp32", "b-fp32"] and set(ranks["rounds"]) == {7}
+    assert ranks["verdict"].tolist() == ["fastest", "slower"]
+    few = ranking(runs[runs["round"] < 2], [ladder(("a-fp32", "b-fp32", "tuning"))])
+    assert few["rung"].tolist() == ["a-fp32", "b-fp32"] and set(few["verdict"]) == {"too few rounds"}
+    one = ranking(runs[runs["round"] == 0], [ladder(("a-fp32", "b-fp32", "tuning"))])
+    assert one["slowdown"].tolist() == pytest.approx([1, 2]) and one["slowdown_low"].isna().all()
+    assert ranking(runs[runs["rung"] == "a-fp32"], [ladder(("a-fp32", "b-fp32", "tuning"))]).empty
+    assert ranking(table({}), [ladder(("a-fp32", "b-fp32", "tuning"))]).empty
+
+
+def test_a_ranking_leaves_out_flagged_rounds_and_rounds_of_several_devices():
+    runs = kinds({"a-fp32": list(STEADY), "b-fp32": list(2 * STEADY)}).reset_index(drop=True)
+    runs["throttled"] = ["thermal"] + ["none"] * 15
+    runs.loc[9, "device_uuid"] = "another"
+    assert set(ranking(runs, [ladder(("a-fp32", "b-fp32", "tuning"))])["rounds"]) == {6}
+    assert set(ranking(runs, [ladder(("a-fp32", "b-fp32", "tuning"))], exclude=())["rounds"]) == {7}
+
+
+def test_rungs_that_time_copies_are_ranked_among_themselves():
+    pair = {"a-fp32": list(STEADY), "b-fp32": list(2 * STEADY)}
+    copied = kinds({f"copied-{rung}": values for rung, values in pair.items()}, transfers="included")
+    ranks = ranking(pd.concat([kinds(pair), copied]), [ladder(("a-fp32", "b-fp32", "tuning"))])
+    assert ranks["transfers"].tolist() == ["excluded"] * 2 + ["included"] * 2
+    assert ranks["verdict"].tolist() == ["fastest", "slower"] * 2
 
 
 def test_only_rounds_with_both_rungs_count():

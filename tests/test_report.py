@@ -42,6 +42,7 @@ from ladder.report.page import Block, Column, Figure, page, table
 from ladder.report.read import read_table
 from ladder.report.text import (
     audit_notes,
+    fastest,
     from_to,
     gain,
     gain_ms,
@@ -49,6 +50,7 @@ from ladder.report.text import (
     number,
     peaks_note,
     ran_in,
+    rankings,
     releases,
     shown,
     totals,
@@ -390,6 +392,49 @@ def test_a_run_that_measured_nothing_still_has_a_report(tmp_path):
     assert "No throughput was measured" in pages["throughput"]
     assert "export broke" in pages["failures"]
     assert "no result" in pages["ladder"] and "too few rounds" not in pages["ladder"]
+
+
+def test_the_fastest_rung_is_told_everywhere_and_all_are_ranked(report):
+    summary, results = report
+    entry = next(each for each in summary["ladders"] if each["model"] == "yolo11n" and each["batch"] == 1)
+    whole, fp32, int8 = rankings(entry)
+    assert [row["precision"] for row in (whole[0], fp32[0], int8[0])] == [None, "fp32", "int8"]
+    assert {row["name"] for row in whole} == {rung["name"] for rung in entry["rungs"]}
+    lines = fastest(entry)
+    assert len(lines) == 3
+    assert lines[0].startswith("Fastest at batch 1: onnxruntime-int8 ⚠ (") and "; slower: " in lines[0]
+    assert lines[1].startswith("Fastest in fp32 at batch 1: onnxruntime-fp32 (") and "openvino-fp32 1.0" in lines[1]
+    pages = [(results / "report" / f"{name}.html").read_text(encoding="utf-8") for name in ("ladder", "start")]
+    for text in (
+        *pages,
+        (results / "ladder.md").read_text(encoding="utf-8"),
+        ladder_text(summary, [], "x", 900, False),
+    ):
+        assert all(line.replace("\u00a0", " ") in text.replace("\u00a0", " ") for line in lines)
+    for html in pages:
+        rows = cells_of(html.partition("Ranking, fastest first")[2].partition("</table>")[0])
+        assert "onnxruntime-int8 ⚠" in rows and any(re.fullmatch(r"1\.00 times \(1\.00 to .*\)", cell) for cell in rows)
+
+
+def test_what_is_not_ranked_is_named_and_copies_are_told_apart():
+    rung = {
+        "verdict": None,
+        "requested_precision": None,
+        "flops_at_precision_pct": None,
+        "nodes_at_precision_pct": None,
+    }
+    row = {"precision": None, "rounds": 3, "median_ms": 2.0, "slowdown": 1.0, "slowdown_low": 1.0, "slowdown_high": 9.0}
+    row |= {"verdict": "too few rounds"}
+    ranked = [row | {"rung": name, "transfers": t} for t in ("excluded", "included") for name in (f"a-{t}", f"b-{t}")]
+    names = [*(each["rung"] for each in ranked), "broken"]
+    entry = {"batch": 4, "ranking": ranked, "rungs": [rung | {"name": name} for name in names]}
+    few = "3 rounds are too few to tell it from the others"
+    assert [line.replace("\u00a0", " ") for line in fastest(entry)] == [
+        f"Fastest with transfers excluded at batch 4: a-excluded (2.00 ms); {few}",
+        f"Fastest with transfers included at batch 4: a-included (2.00 ms); {few}",
+        "Not ranked, for want of rounds that the others have too: broken",
+    ]
+    assert fastest(entry | {"ranking": []}) == [] and rankings({"rungs": []}) == []
 
 
 def test_a_single_rung_has_no_step_to_compare(tmp_path):

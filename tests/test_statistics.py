@@ -182,6 +182,65 @@ def test_simulated_rate_of_false_verdicts(rounds, noise):
     assert rate >= statistics.ALPHA - 0.002 or noise != "normal"
 
 
+BEHIND = {  # spreads of run medians as in docs/measurements, of the truly fastest rung first
+    "0.3 % each": (0.003,) * 5,
+    "5 % each": (0.05,) * 5,
+    "23 % each": (0.23,) * 5,
+    "0.3, 0.3, 5, 5 and 23 %": (0.003, 0.003, 0.05, 0.05, 0.23),
+    "23, 5, 5, 0.3 and 0.3 %": (0.23, 0.05, 0.05, 0.003, 0.003),
+    "5 % each, heavy tails": (0.05,) * 5,
+}
+
+
+def behind_rates(label: str, trials: int = 20_000) -> tuple[float, float]:
+    """In % of rankings, 5 rungs and 8 rounds: fastest called slower, any interval off; the worst of three truths."""
+    rng, spreads = np.random.default_rng(7), np.array(BEHIND[label])[:, None]
+    noise = rng.standard_t(3, (trials, 5, 8)) if "tails" in label else rng.standard_normal((trials, 5, 8))
+    rates = []
+    for behind in (0, 0.01, 0.3):  # how much slower the others are, as a logarithm
+        truth = np.array([0] + [behind] * 4)
+        found = statistics.behind_best(truth[:, None] + spreads * noise)
+        missed = (found.low > truth) | (found.high < truth)
+        rates.append((100 * np.mean(~found.may_be_best[:, 0]), 100 * np.mean(missed.any(axis=-1))))
+    return tuple(np.max(rates, axis=0))
+
+
+def test_simulated_rate_at_which_the_fastest_rung_is_called_slower():
+    """At most half of alpha for a false ``slower`` and alpha for an interval, and 4 standard errors of 20,000."""
+    measured = {(label,): behind_rates(label) for label in BEHIND}
+    for slower, missed in measured.values():
+        assert slower <= 0.5 + 0.2 and missed <= 1 + 0.3
+    assert measured[("5 % each",)][0] >= 0.3  # not bought with needless width
+    logs = np.random.default_rng(7).standard_normal((20_000, 5, 8))
+    beaten = statistics.paired_interval(logs[:, :1] - logs[:, 1:]).low > 0
+    assert 100 * beaten.any(axis=1).mean() == pytest.approx(1.8, abs=0.4)
+    assert "would be called slower in 1.8 %" in METHOD.read_text(encoding="utf-8")
+    rows = "\n".join(f"| {key} | {a:.1f} % | {b:.1f} % |" for (key,), (a, b) in measured.items())
+    stated = documented(1)
+    assert stated.keys() == measured.keys(), f"docs/method.md should have these rows:\n{rows}"
+    for key, rates in measured.items():
+        assert stated[key] == pytest.approx(rates, abs=0.25), f"docs/method.md should have these rows:\n{rows}"
+
+
+def test_two_rungs_are_behind_the_best_as_their_step_says():
+    logs = np.log([[1.0, 1.1, 0.9, 1.0, 1.02, 0.97], [1.5, 1.6, 1.6, 1.4, 1.5, 1.55]])
+    low, high, may_be_best = statistics.behind_best(logs)
+    _, step_low, step_high = statistics.paired_interval(logs[1] - logs[0])
+    assert may_be_best.tolist() == [True, False]
+    assert (low.tolist(), high.tolist()) == ([0, step_low], [0, step_high])
+
+
+@quick
+@given(arrays.arrays(float, st.tuples(st.integers(2, 6), st.integers(6, 10)), elements=st.floats(-2, 2)))
+def test_the_lowest_mean_may_be_best_and_everyones_distance_is_within_its_interval(logs):
+    low, high, may_be_best = statistics.behind_best(logs)
+    means = logs.mean(axis=1)
+    assert may_be_best[np.argmin(means)]
+    assert (low >= 0).all() and (high >= low).all()
+    assert (low[may_be_best] == 0).all()
+    assert (high >= means - means.min() - 1e-9).all()
+
+
 @pytest.mark.parametrize("noise", [(0.01,) * 4, (0.25, 0.005, 0.01, 0.003), (0.25,) * 4])
 def test_simulated_coverage_of_a_combination_of_rungs(noise):
     rng, medians, signs = np.random.default_rng(0), np.array([5.0, 1.75, 1.84, 1.62]), np.array([-1, 1, 1, -1])

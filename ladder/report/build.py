@@ -36,10 +36,12 @@ from ladder.report.text import (
     NO_STEPS,
     NOISE_FLOOR,
     Row,
+    among,
     audit_notes,
     change_ms,
     context,
     exclusions,
+    fastest,
     from_to,
     gain,
     gain_ms,
@@ -52,10 +54,12 @@ from ladder.report.text import (
     percent,
     place,
     processor,
+    rankings,
     rounds,
     saturation_point,
     shown,
     shown_totals,
+    slowdown,
     weights_note,
     weights_notes,
 )
@@ -167,6 +171,7 @@ def _ladder_tables(summary: Row, disturbances: Disturbances | None = None) -> li
         *(() if brief else (Column("disturbed", "disturbed"),)),
     )
     blocks = []
+    images = {(*_place(row), row["batch"], row["rung"]): row["median_ips"] for row in summary["throughput"]}
     for entry in summary["ladders"]:
         steps = shown(entry)
         rows = [
@@ -186,8 +191,39 @@ def _ladder_tables(summary: Row, disturbances: Disturbances | None = None) -> li
         ]
         caption = f"Weights {weights_note(entry['weights'])}; {rounds(steps)}"
         told = [table(columns, rows, caption)] if rows else [NO_STEPS]
-        blocks.append(Block(place(entry), tables=told, notes=notes(entry)))
+        told += _ranking_tables(summary, entry, images)
+        blocks.append(Block(place(entry), text=fastest(entry), tables=told, notes=notes(entry)))
     return blocks
+
+
+def _ranking_tables(summary: Row, entry: Row, images: Mapping[tuple[Any, ...], float]) -> list[Any]:
+    """The ranking of all rungs of a ladder and batch; of each precision its line is enough. ``images``: images/s."""
+    columns = (
+        Column("rung", "rung"),
+        Column("verdict", "verdict"),
+        Column("ms", "latency, ms", True),
+        Column("slowdown", f"over the fastest's ({summary['method']['confidence_pct']:g} % interval)", True),
+        Column("images", "images/s", True),
+        Column("ran_in", "ran in"),
+    )
+    whole = [ranked for ranked in rankings(entry) if ranked[0]["precision"] is None]
+    found = []
+    for ranked in whole:
+        rows = [
+            {
+                "rung": row["rung"],
+                "verdict": row["verdict"],
+                "ms": number(row["median_ms"]),
+                "slowdown": slowdown(row),
+                "images": number(images.get((*_place(entry), entry["batch"], row["name"]))),
+                "ran_in": row["ran_in"],
+            }
+            for row in ranked
+        ]
+        caption = f"Ranking{among(ranked[0], len(whole) > 1)}, fastest first. "
+        caption += f"Weights {weights_note(entry['weights'])}; {rounds(ranked[:1])} that all of them have"
+        found.append(table(held(columns, rows), rows, caption))
+    return found
 
 
 def _waterfall(summary: Row, results: Path) -> list[Block]:

@@ -13,6 +13,7 @@ from ladder.report.text import (
     NO_STEPS,
     Row,
     context,
+    fastest,
     from_to,
     gain,
     interval_title,
@@ -66,7 +67,7 @@ def ladder_text(summary: Row, failures: Sequence[Row], report: str, width: int, 
             _steps(console, shown(entry), interval_title(summary))
         else:
             console.print(Text(NO_STEPS))
-        for line in notes(entry):
+        for line in [*fastest(entry), *notes(entry)]:
             console.print(Text(line))
         console.print()
     for line in context(summary):

@@ -155,10 +155,11 @@ STYLE = Markup(
 .ladder .number { text-align: right; }
 .ladder td.ran_in { min-width: 8.5rem; }
 .ladder td.value, .ladder td.name { overflow-wrap: anywhere; min-width: 8rem; }
-.ladder .faster { color: #00664b; font-weight: 600; }
+.ladder :is(.faster, .fastest) { color: #00664b; font-weight: 600; }
 .ladder .slower, .ladder .warn, .ladder .exclude, .ladder .failed { color: #a84300; font-weight: 600; }
 .ladder .verdict, .ladder .scope { white-space: nowrap; }
 @media (min-width: 1300px) { .ladder .step, .ladder .engine { white-space: nowrap; } }
+.ladder .may-be-fastest { color: #00664b; font-style: italic; }
 .ladder .within-noise, .ladder .too-few-rounds, .ladder .no-result { color: #666; font-style: italic; }
 @media (max-width: 700px) {
   .ladder table { font-size: .87rem; }

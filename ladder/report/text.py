@@ -9,7 +9,11 @@ from typing import Any
 from ladder.preflight import BUSY_LIMIT
 from ladder.utilisation import FAIR_SHARE, is_fair
 
-TOO_FEW_ROUNDS = "too few rounds"  # as in ladder.statistics, which needs scipy
+TOO_FEW_ROUNDS, SLOWER, MAY_BE_FASTEST = (
+    "too few rounds",
+    "slower",
+    "may be fastest",
+)  # of ladder.statistics, without scipy
 NO_RESULT = "no result"  # shown in place of it where no round has both sides of a step
 Row = Mapping[str, Any]
 
@@ -21,6 +25,13 @@ DISTURBED = (
     "'disturbed' counts runs of either rung: throttled or contended ones, whose rounds are left out of the step unless "
     "the configuration keeps them; and ones that stay in and widen its interval, unsteady or begun beside busy "
     "programs. Of a CPU only the latter are known."
+)
+RANKED = (
+    "A ranking judges every rung by the rounds that all of its rungs have, and says how many times the fastest one's "
+    "latency a rung takes. 'slower' means that another rung was shown to be faster; where several 'may be fastest', "
+    "noise does not tell which of them is. The interval is of the latency over the truly fastest rung's, whichever of "
+    "these that is: it holds for all rungs of a ranking at once. So it allows for their number and for the choice of "
+    "the best, and may leave open what the verdict of a single step tells."
 )
 NO_STEPS = "A single rung: no step to compare."
 NBSP = "\u00a0"  # a space that no line is broken at
@@ -147,6 +158,59 @@ def totals(entry: Row) -> list[str]:
     return lines
 
 
+def rankings(entry: Row) -> list[list[Row]]:
+    """The rankings of a ladder and batch: lists of rows with marked names and what ran, fastest first."""
+    rungs = {rung["name"]: rung for rung in entry["rungs"]}
+    found: dict[tuple[str, str | None], list[Row]] = {}
+    for row in entry.get("ranking", ()):  # a summary of an earlier version has none
+        rung = rungs[row["rung"]]
+        told = {**row, "name": rung["name"], "rung": marked(rung), "ran_in": ran_in(rung)}
+        found.setdefault((row["transfers"], row["precision"]), []).append(told)
+    return list(found.values())
+
+
+def fastest(entry: Row) -> list[str]:
+    """A line for each ranking of a ladder and batch, from its fastest rung on; then one for rungs that are in none.
+
+    E.g. ``Fastest at batch 1: a (4.10 ms); not told apart from it: b 1.02 times (1.00 to 1.10); slower: …``.
+    """
+    ranked = rankings(entry)
+    several = len({rows[0]["transfers"] for rows in ranked}) > 1
+    lines = []
+    for rows in ranked:
+        first, *others = rows
+        told = [f"Fastest{among(first, several)} at batch {entry['batch']}: {first['rung']} "]
+        told[0] += unbroken(f"({number(first['median_ms'])} ms)")
+        if first["verdict"] == TOO_FEW_ROUNDS:
+            told.append(f"{rounds([first])} are too few to tell it from the others")
+        for verdict, title in ((MAY_BE_FASTEST, "not told apart from it"), (SLOWER, "slower")):
+            if named := [f"{row['rung']} {unbroken(slowdown(row))}" for row in others if row["verdict"] == verdict]:
+                told.append(f"{title}: {', '.join(named)}")
+        lines.append("; ".join(told))
+    held = {row["rung"] for row in entry.get("ranking", ())}
+    if left := [marked(rung) for rung in entry["rungs"] if rung["name"] not in held]:
+        said = f"Not ranked, for want of rounds that the others have too: {', '.join(left)}"
+        lines += [said] if ranked else []
+    return lines
+
+
+def among(row: Row, several: bool) -> str:
+    """Of which rungs a ranking is, e.g. `` in fp32``, from one of its rows; transfers where there are ``several``."""
+    told = f" in {row['precision']}" if row["precision"] else ""
+    return told + (f" with transfers {row['transfers']}" if several else "")
+
+
+def slowdown(row: Row) -> str:
+    """How many times the fastest's latency, and its interval, e.g. ``1.31 times (1.22 to 1.41)``; 1 is the fastest.
+
+    Too few rounds show no interval.
+    """
+    text = f"{number(row['slowdown'])} times"
+    if row["slowdown_low"] is not None and row["verdict"] != TOO_FEW_ROUNDS:
+        text += f" ({number(row['slowdown_low'])} to {number(row['slowdown_high'])})"
+    return text
+
+
 def exclusions(steps: Sequence[Row]) -> list[str]:
     """A line for each step or total that has rounds which are left out, since a run in them was flagged."""
     return [
@@ -195,6 +259,7 @@ def how_to_read(summary: Row) -> list[str]:
         "'ran in' is what the runtime itself reports of the second rung: the share of the FLOPs in convolutions and "
         "matrix products at the precision asked for, or of the nodes that compute where FLOPs cannot be assigned. "
         f"{WARNED} marks a rung whose audit warns.",
+        RANKED,
     ]
 
 
@@ -318,7 +383,7 @@ def ladder_markdown(summary: Row) -> str:
             ]  # fmt: skip
             lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
         lines.append("")
-        for note in notes(entry):
+        for note in [*fastest(entry), *notes(entry)]:
             lines += [note, ""]
     lines += [f"- {line}" for line in context(summary)]
     lines += ["", "How to read it:", "", *(f"- {line}" for line in how_to_read(summary))]
