@@ -253,7 +253,7 @@ def test_a_slower_step_grows_the_bar_and_says_so():
     }  # fmt: skip
     assert figures.waterfall_reach_ms([step]) == pytest.approx(1.02 * 12.2)
     (bar,) = figures.waterfall([step], 12.4)["datasets"]["shown"]
-    assert bar["text"] == "+2.0 ms, gain −20.0 %\nran in int8: 0.3 % of FLOPs"
+    assert bar["text"] == "gain −2.0 ms, −20.0 %\nran in int8: 0.3 % of FLOPs"
     assert (bar["low"], bar["high"]) == pytest.approx((11.8, 12.2))
 
 
@@ -298,8 +298,12 @@ def test_a_step_of_one_round_has_no_interval():
 
 def test_both_orders_have_a_waterfall_and_their_interaction_is_told(report):
     html = without_scripts((report[1] / "report" / "waterfall.html").read_text(encoding="utf-8"))
-    assert re.search(r"eager to tensorrt-graph</h3>\s*<p>[^<]+ ms: launch −\S+ ms, then compilation −\S+ ms</p>", html)
-    assert re.search(r"eager to tensorrt-graph</h3>\s*<p>[^<]+ ms: compilation −\S+ ms, then launch −\S+ ms</p>", html)
+    assert re.search(
+        r"eager to tensorrt-graph</h3>\s*<p>[^<]+ ms; gains: launch \+\S+ ms, then compilation \+\S+ ms</p>", html
+    )
+    assert re.search(
+        r"eager to tensorrt-graph</h3>\s*<p>[^<]+ ms; gains: compilation \+\S+ ms, then launch \+\S+ ms</p>", html
+    )
     (line,) = interactions(steps_of(report[0], "orders", 8))
     assert "8 rounds; intervals are 99 % ones." in html
     assert line.startswith("Interaction of launch and compilation: −") and "less after the other" in line

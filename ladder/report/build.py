@@ -38,7 +38,6 @@ from ladder.report.text import (
     Row,
     among,
     audit_notes,
-    change_ms,
     context,
     exclusions,
     fastest,
@@ -257,10 +256,10 @@ def _waterfall(summary: Row, results: Path) -> list[Block]:
 
 
 def _sum(steps: Sequence[Row]) -> str:
-    """A path in words, e.g. ``82.6 → 34.6 ms: compilation −33.1 ms, then precision −14.9 ms (within noise)``."""
+    """A path in words, e.g. ``82.6 → 34.6 ms; gains: launch +33.1 ms, then precision +14.9 ms (within noise)``."""
     doubts = ["" if step["verdict"] in figures.SHOWN else f" ({step['verdict']})" for step in steps]
-    parts = [f"{step['cause']} {change_ms(step)}{doubt}" for step, doubt in zip(steps, doubts, strict=True)]
-    return f"{number(steps[0]['from_ms'])} → {number(steps[-1]['to_ms'])} ms: {', then '.join(parts)}"
+    parts = [f"{step['cause']} {gain_ms(step)} ms{doubt}" for step, doubt in zip(steps, doubts, strict=True)]
+    return f"{number(steps[0]['from_ms'])} → {number(steps[-1]['to_ms'])} ms; gains: {', then '.join(parts)}"
 
 
 def _throughput(summary: Row, results: Path) -> list[Block]:

@@ -15,7 +15,7 @@ import numpy as np
 
 from ladder import attribution
 from ladder.report.page import Spec
-from ladder.report.text import change_ms, gain, number, percent
+from ladder.report.text import gain, gain_ms, gain_pct, number
 
 Row = Mapping[str, Any]
 
@@ -172,7 +172,7 @@ def _bar(step: Row, reach_ms: float) -> Row:
     """Where a step's bar, interval and label stand."""
     low, high = _interval_ms(step)
     left, right = sorted((step["from_ms"], step["to_ms"]))
-    text = f"{change_ms(step)}, gain {percent(step['gain_pct']).replace('-', '−')}"
+    text = f"gain {gain_ms(step)} ms, {gain_pct(step)}"
     beneath = [step["verdict"]] if step["verdict"] not in SHOWN else []
     beneath += [f"ran in {step['ran_in']}"] if step["cause"] == "precision" and step["ran_in"] else []
     lines = [text, *beneath]
@@ -193,7 +193,7 @@ def _bar(step: Row, reach_ms: float) -> Row:
         "verdict": step["verdict"],
         "step": f"{step['from']} → {step['to']}",
         "from → to, ms": f"{number(step['from_ms'])} → {number(step['to_ms'])}",
-        "gain": percent(step["gain_pct"]),
+        "gain": gain_pct(step),
         "ran in": step["ran_in"],
     }
 

@@ -67,9 +67,9 @@ def gain_ms(step: Row) -> str:
     return f"{step['gain_ms']:+,.{max(1, _decimals(step['from_ms']))}f}".replace("-", "−")
 
 
-def change_ms(step: Row) -> str:
-    """The same as the latency sees it: ``−29.5 ms`` for a gain of 29.5 ms."""
-    return f"{'−' if step['gain_ms'] >= 0 else '+'}{gain_ms(step)[1:]} ms"
+def gain_pct(step: Row) -> str:
+    """The gain in % with its sign, e.g. ``+31.2 %``: positive where the step is faster, as every gain."""
+    return f"{step['gain_pct']:+.1f} %".replace("-", "−")
 
 
 def gain(step: Row) -> str:
@@ -79,7 +79,7 @@ def gain(step: Row) -> str:
     """
     if step["gain_pct"] is None:
         return ""
-    text = f"{step['gain_pct']:+.1f} %"
+    text = gain_pct(step)
     if step["ci_low_pct"] is not None and step["verdict"] != TOO_FEW_ROUNDS:
         text += f" ({step['ci_low_pct']:+.1f} to {step['ci_high_pct']:+.1f})"
     return text.replace("-", "−")
