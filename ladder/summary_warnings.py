@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from ladder import attribution, tables
 from ladder.records import Row, audits_by_engine, engine_at, first_row, ladder_key
 
 PARENT_CPU_LIMIT_PCT = 1.0  # of a core
+THROUGHPUT_FACTOR = 2  # ours: off the median of a rung's rounds; in docs/measurements no round is beyond 1.6
 NUMBER = re.compile(r"\d+(?:\.\d+)?")
 
 
@@ -70,6 +73,7 @@ def find_warnings(
             text = f"{_named(row)} was throttled in its throughput pass: images/s, utilisation and energy are of lower "
             text += f"clocks; in round {row['round']}: {row['throughput_throttled']}"
             found.append(_warning("throughput", text, f"{len(slowed)} of {len(runs)} runs"))
+        found += _odd_throughput(runs)
     for row in (audit["row"] for audit in audited):
         if row["verdict"] == "warn":
             found.append(_warning("audit", f"{row['model']}, {row['engine']}: {row['reason']}", "engine"))
@@ -86,6 +90,23 @@ def find_warnings(
             _warning("unsteady", text, f"{len(runs)} of {len(of_rung[ladder_key(runs[0], 'rung', 'batch')])} runs")
         )
     return found
+
+
+def _odd_throughput(runs: Sequence[Row]) -> list[Row]:
+    """A warning where rounds of a rung and batch gave less than half or more than twice their median of images/s."""
+    known = [row for row in runs if row["throughput_ips"] is not None]
+    if not known:
+        return []
+    middle = median(row["throughput_ips"] for row in known)
+    limits = middle / THROUGHPUT_FACTOR, middle * THROUGHPUT_FACTOR
+    odd = [row for row in known if not limits[0] <= row["throughput_ips"] <= limits[1]]
+    if not odd:
+        return []
+    worst = max(odd, key=lambda row: abs(math.log(row["throughput_ips"] / middle)))
+    text = f"{_named(worst)} gave {worst['throughput_ips']:.3g} images/s in round {worst['round']}, "
+    text += f"{'less than half' if worst['throughput_ips'] < middle else 'more than twice'} the median of its rounds, "
+    text += f"{middle:.3g}; utilisation and energy of that round rest on it"
+    return [_warning("throughput", text, f"{len(odd)} of {len(known)} runs")]
 
 
 def _ladder(row: Row) -> str:

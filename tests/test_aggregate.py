@@ -462,6 +462,29 @@ def test_a_throughput_pass_that_was_throttled_is_warned_of_and_leaves_the_verdic
     assert not [step for step in summary["ladders"][0]["steps"] if step["rounds_excluded"]]
 
 
+def test_a_round_whose_throughput_is_far_off_the_others_is_warned_of(run):
+    plan, rounds, audits, out = run
+    first = plan["ladders"][0]["batches"][0]
+    chosen = [path for path in rounds if read_json(path)["rows"][0]["batch"] == first]
+    medians = {
+        row["rung"]: row["median_ips"]
+        for row in aggregate(plan, rounds, audits, out)["throughput"]
+        if row["batch"] == first
+    }
+    assert not [w for w in read_json(out / "summary.json")["warnings"] if w["kind"] == "throughput"]
+    off = {"openvino-int8": 1 / 17, "openvino-fp32": 0.6}
+    change(
+        chosen[1],
+        rows=[
+            row | {"throughput_ips": off.get(row["rung"], 1) * medians[row["rung"]]}
+            for row in read_json(chosen[1])["rows"]
+        ],
+    )
+    (said,) = [w for w in aggregate(plan, rounds, audits, out)["warnings"] if w["kind"] == "throughput"]
+    assert said["scope"] == "1 of 8 runs"
+    assert re.search(r"openvino-int8, batch 1 gave \S+ images/s in round 2, less than half the median", said["warning"])
+
+
 def test_versions_and_host_state_are_told_once_or_with_all_their_values(run):
     plan, rounds, audits, out = run
     record = read_json(rounds[0])

@@ -35,6 +35,7 @@ from ladder.report.text import (
     DISTURBED,
     NO_STEPS,
     NOISE_FLOOR,
+    WARNED,
     Row,
     among,
     audit_notes,
@@ -300,6 +301,9 @@ def _throughput(summary: Row, results: Path) -> list[Block]:
         said = list(dict.fromkeys(note for entry in entries for note in audit_notes(entry)))
         said += [line for each in summary["peaks"] if each["platform"] == platform and (line := peaks_note(each))]
         blocks.append(Block(heading, figures=[chart], tables=told, notes=said))
+    if doubts := [warning for warning in summary["warnings"] if warning["kind"] == "throughput"]:
+        told = [f"{WARNED} {warning['warning']} ({warning['scope']})" for warning in doubts]
+        blocks.append(Block("What to know before trusting images/s", text=told))
     if said := _energy_notes(summary, runs):
         blocks.append(Block("Why energy is missing", text=said))
     return blocks
