@@ -181,7 +181,7 @@ def test_jobs_that_die_hold_no_table_back_and_the_next_call_does_them(tmp_path):
     config["ladders"]["other"] = config["ladders"]["known"] | {"rounds": 1}
     config["environments"] = {"unused": {"python": sys.executable}}  # without PyTorch, no peaks: they take long
     config["stacks"]["pytorch-cpu"] = {"environment": "unused"}
-    dying = "\n\nif Path('dies').exists():\n    order = lambda _, *at: os.kill(os.getpid(), 9) if at[-1] == 2 else 'ab'\n"
+    dying = "\n\nif Path('dies').exists():\n    order = lambda *at: os.kill(os.getpid(), 9) if at[-1] == 2 else 'ab'\n"
     with workflow.changed("ladder/round.py", dying):
         (workflow.folder / "dies").touch()
         workflow.call(config, *TABLES).must(1)
