@@ -45,6 +45,7 @@ TOLD = ("hosts", "versions", "ladders", "warnings", "unsteady_runs", "busy_runs"
 FINGERPRINT = ("machine", "processor", "logical_cpus", "os", "kernel")  # of a host's state
 
 PROTOCOL = "protocol"
+UNSET = "null"  # a setting left empty: known, unlike None
 REMEDIES = {
     "fp32_onnx_sha256": "start both hosts from one export: see 'One model for all hosts' in docs/cross_stack.md",
     "weights": "give the model the same weights on both hosts and measure again",
@@ -268,7 +269,9 @@ def admit(runs: Sequence[Run], reference: str | None = None) -> tuple[list[Run],
     refusals: dict[tuple[Any, ...], int] = defaultdict(int)
     for run in runs:
         base = bases[run.row["model"]]
-        differences = [(field, run.terms.get(field), expected) for field, expected in _differences(run, base)]
+        differences = [
+            (field, *map(_told, (run.terms.get(field), expected))) for field, expected in _differences(run, base)
+        ]
         if _not_let_through(run):
             differences.append(("audit", f"{run.audit['verdict']} ({run.row['rung']})", "pass"))
         for difference in differences:
@@ -498,7 +501,7 @@ def _median(values: Sequence[float | None]) -> float | None:
 
 
 def _terms(row: Row, protocol: Mapping[str, Any] | None) -> Row:
-    """What a run must have in common with whatever it is compared with; None where it is not known."""
+    """What a run must have in common with whatever it is compared with, as values; None where it is not known."""
     terms = {"fp32_onnx_sha256": row["fp32_onnx_sha256"], "weights": row["weights"]}
     if protocol is None:
         return terms | {PROTOCOL: None}
@@ -506,7 +509,7 @@ def _terms(row: Row, protocol: Mapping[str, Any] | None) -> Row:
     return (
         terms
         | {"input": None if size is None else ", ".join(f"{axis} {length}" for axis, length in sorted(size.items()))}
-        | {f"measure.{name}": _said(value) for name, value in protocol["measure"].items()}
+        | {f"measure.{name}": UNSET if value is None else value for name, value in protocol["measure"].items()}
         | {"timing_code": protocol["timing_code"]}
     )
 
@@ -553,6 +556,10 @@ def _versions(source: Source, platform: str) -> str:
 
 def _named(row: Mapping[str, Any]) -> str:
     return ", ".join(f"{key} {row[key]}" for key in ("host", "platform", "model", "rung", "batch", "round"))
+
+
+def _told(value: Any) -> str | None:
+    return None if value is None else _said(value)
 
 
 def _said(value: Any) -> str:

@@ -260,6 +260,20 @@ def test_what_differs_is_refused_by_name(changed, field, told):
     assert f"gpu on gpu-host (gpu), yolo11n: {field} {told}" in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [(0, 0.0, True), (0, -0.0, True), (3, 3.0, True), (None, 0, False), (None, None, True), (0.1 + 0.2, 0.3, False),
+     (2**53 + 1, float(2**53), False), ([1, 2.0], [1.0, 2], True)],
+)  # fmt: skip
+def test_settings_are_compared_as_values_not_as_text(one, other, same):
+    cpu, gpu = (
+        source(platform, protocol=PROTOCOL | {"measure": PROTOCOL["measure"] | {"pause_seconds": value}})
+        for platform, value in (("cpu", one), ("gpu", other))
+    )
+    refused = {row["field"] for row in admit(merged([cpu, gpu]))[1]}
+    assert refused == (set() if same else {"measure.pause_seconds"})
+
+
 def test_every_difference_is_named_and_an_unknown_protocol_hides_none():
     old = source("gpu", protocol=None, fp32_onnx_sha256="ef" * 32)
     admitted, refused = admit(merged([old, source("cpu")]))
