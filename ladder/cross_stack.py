@@ -10,7 +10,6 @@ from __future__ import annotations
 import csv
 import json
 import math
-import os
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -144,33 +143,40 @@ class Comparison:
     sources: Sequence[Source] = field(compare=False)  # all that was read
 
 
-def read_source(folder: Path, address: str | None = None) -> Source:
+def read_source(folder: Path, name: str | None = None) -> Source:
     """The tables in a results folder, made by this or an earlier version.
 
-    Without a summary.json, as beside tables of an earlier version, the summary is empty. The name is the address that
-    the tables were fetched from, else the folder, seen from the working folder where that is shorter. Raises StepError
-    where they are no tables, or not those that the summary was made with.
+    Without a summary.json, as beside tables of an earlier version, the summary is empty. ``name`` is how the user named
+    the folder, e.g. by the URL that the tables were fetched from. Raises StepError where they are no tables, or not
+    those that the summary was made with.
     """
+    name = name or str(folder)
     table, about = folder / "results.csv", folder / "summary.json"
+    told_table, told_about = file_in(name, table.name), file_in(name, about.name)
     try:
         with open(table, newline="", encoding="utf-8") as stream:
             reader = csv.DictReader(stream)
             header, rows = list(reader.fieldnames or []), list(reader)
         if saved_again := _saved_again(header):
             raise StepError(
-                f"{table} {saved_again}: another program, such as a spreadsheet, has saved it again; bring the file "
-                "that the workflow wrote"
+                f"{told_table} {saved_again}: another program, such as a spreadsheet, has saved it again; bring "
+                "the file that the workflow wrote"
             )
         if torn := [number for number, row in enumerate(rows, 2) if None in row or None in row.values()]:
             raise ValueError(f"row {torn[0]} of results.csv has not as many cells as its header")
         summary, found = read_json(about) if about.is_file() else {}, sha256(table)
     except (OSError, ValueError, csv.Error) as error:
-        raise StepError(f"{folder}: no tables of a run ({error}); bring its results.csv and summary.json") from None
+        raise StepError(f"{name}: no tables of a run ({error}); bring its results.csv and summary.json") from None
     if rows and (missing := {*RUN, *NEEDED} - set(rows[0])):
-        raise StepError(f"{table} has no column {', '.join(sorted(missing))}; bring the results.csv of a run")
+        raise StepError(f"{told_table} has no column {', '.join(sorted(missing))}; bring the results.csv of a run")
     if about.is_file() and (fault := _fault(summary, rows, found)):
-        raise StepError(f"{about} {fault}; bring it and results.csv from the same call, unchanged")
-    return Source(address or min(str(folder), os.path.relpath(folder), key=len), rows, summary, found)
+        raise StepError(f"{told_about} {fault}; bring it and results.csv from the same call, unchanged")
+    return Source(name, rows, summary, found)
+
+
+def file_in(folder: str, name: str) -> str:
+    """A file of a folder, or of a storage URL, as the user named that."""
+    return f"{folder.rstrip('/')}/{name}"
 
 
 def _saved_again(header: Sequence[str]) -> str | None:
@@ -232,7 +238,7 @@ def merged(sources: Sequence[Source]) -> list[Run]:
     for source in sources:
         protocol, audits = source.summary.get("protocol"), _audits(source.summary)
         for text in source.rows:
-            row = _parsed(text)
+            row = _parsed(text, source.name)
             known_by = tuple(row[key] for key in RUN)
             audit = audits.get(tuple(row[key] for key in ("platform", "model", "ladder", "batch", "rung")), {})
             run = Run(row, source, audit, _terms(row, protocol))
@@ -389,8 +395,8 @@ def conflicts(sources: Sequence[Source]) -> list[str]:
 def unproven(sources: Sequence[Source]) -> list[str]:
     """A line for each folder whose summary holds no hash of its results.csv, as those of earlier versions do not."""
     return [
-        f"Nothing shows whether {source.name}/results.csv is as it was made: its summary.json, of an earlier version, "
-        "holds no hash of it; call the workflow again on its host with this version"
+        f"Nothing shows whether {file_in(source.name, 'results.csv')} is as it was made: its summary.json, of an earlier "
+        "version, holds no hash of it; call the workflow again on its host with this version"
         for source in dict((source.name, source) for source in sources).values()
         if source.summary and "results_sha256" not in source.summary
     ]
@@ -524,20 +530,23 @@ def _differences(run: Run, base: Run) -> Iterator[tuple[str, Any]]:
             yield name, expected
 
 
-def _parsed(text: Mapping[str, str]) -> Row:
+def _parsed(text: Mapping[str, str], folder: str) -> Row:
+    where, again = file_in(folder, "results.csv"), "bring the file that the workflow wrote"
     row: Row = {key: value or None for key, value in text.items()}
     try:
         row |= {key: float(row[key]) for key in {*POSITIVE, *MEDIANS} if row.get(key) is not None}
         row |= {key: int(row[key]) for key in ("batch", "round")}
         json.loads(row["options"] or "{}")
     except (TypeError, ValueError) as error:
-        raise StepError(f"results.csv: a run ({_named(row)}) with a cell that cannot be read: {error}") from None
+        raise StepError(f"{where}: a run ({_named(row)}) with a cell that cannot be read: {error}; {again}") from None
     if row["median_ms"] is None:
-        raise StepError(f"results.csv: a run ({_named(row)}) without a latency: median_ms is empty")
+        raise StepError(f"{where}: a run ({_named(row)}) without a latency: median_ms is empty; {again}")
     for key in sorted({*POSITIVE, *MEDIANS}):
         value = row.get(key)
         if value is not None and not (math.isfinite(value) and value >= 0 and (value or key not in POSITIVE)):
-            raise StepError(f"results.csv: a run ({_named(row)}) with a figure that none measured: {key} is {value}")
+            raise StepError(
+                f"{where}: a run ({_named(row)}) with a figure that none measured: {key} is {value}; {again}"
+            )
     return row
 
 

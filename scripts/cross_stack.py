@@ -29,10 +29,8 @@ def main() -> None:
     parser.add_argument("--log", type=Path, required=True, help="what is said, kept where nothing can be compared too")
     arguments = parser.parse_args()
     own = [(arguments.own, None)] if (arguments.own / "results.csv").is_file() else []
-    brought = [
-        (path.parent, folder if "://" in folder else None)
-        for path, folder in zip(arguments.results, arguments.folders, strict=True)
-    ]
+    brought = [(path.parent, folder) for path, folder in zip(arguments.results, arguments.folders, strict=True)]
+    made = (arguments.page, arguments.output, arguments.refused)
     waiting = "cross_stack: waiting, another workflow of this host is measuring"
     with locks.host_lock(exclusive=False, waiting=waiting):
         try:
@@ -40,8 +38,11 @@ def main() -> None:
             found = compare(sources, arguments.reference)
             page = cross_stack_page(found, arguments.caption)
         except StepError as error:
-            write_text(arguments.log, f"{error}\n")
-            sys.exit(f"{error}\nThis is kept in {arguments.log}")
+            for earlier in made:
+                earlier.unlink(missing_ok=True)
+            said = f"{error}\nThere is no page now: {', '.join(map(str, made))} of an earlier call are removed\n"
+            write_text(arguments.log, said)
+            sys.exit(f"{said}This is kept in {arguments.log}")
         write_table(arguments.output, tables.CROSS_STACK, found.rows)
         write_table(arguments.refused, tables.CROSS_STACK_REFUSED, found.refused)
         write_text(arguments.page, page)

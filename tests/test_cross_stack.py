@@ -532,14 +532,20 @@ def test_a_host_name_of_two_machines_is_told():
     )
 
 
-def test_a_folder_is_named_as_seen_from_the_working_folder_where_that_is_shorter(tmp_path, monkeypatch):
-    write(tmp_path / "results" / "gpu", source("gpu"))
+@pytest.mark.parametrize("written", ["{}/gpu", "{}/gpu/", "gpu", "./gpu/", "../{.name}/gpu", "s3://bucket/gpu/"])
+def test_a_folder_is_named_as_it_was_given(tmp_path, monkeypatch, written):
     monkeypatch.chdir(tmp_path)
-    assert read_source(tmp_path / "results" / "gpu").name == "results/gpu"
-    deep = tmp_path.joinpath(*["d"] * len(str(tmp_path)))
-    deep.mkdir(parents=True)
-    monkeypatch.chdir(deep)
-    assert read_source(tmp_path / "results" / "gpu").name == str(tmp_path / "results" / "gpu")
+    table, name = write(Path("gpu"), source("gpu")), written.format(tmp_path)
+    found = read_source(Path("gpu"), name)
+    assert found.name == name
+    found.rows[0]["median_ms"] = "fast"
+    with pytest.raises(StepError) as of_a_row:
+        merged([found])
+    table.write_text("")
+    with pytest.raises(StepError) as of_a_table:
+        read_source(Path("gpu"), name)
+    assert str(of_a_row.value).startswith(f"{name.rstrip('/')}/results.csv: a run (host gpu-host")
+    assert str(of_a_table.value).startswith(f"{name.rstrip('/')}/summary.json tells of other runs")
 
 
 def test_two_gpus_of_one_host_are_no_conflict_unless_both_are_its_first():
@@ -681,6 +687,8 @@ def test_the_script_makes_tables_and_page_or_says_why_not(tmp_path):
     other = call(tables_of[0], write(tmp_path / "other", source("gpu", fp32_onnx_sha256="ef" * 32)))
     said, _, where = other.stderr.strip().rpartition("\n")
     assert other.returncode == 1 and where == "This is kept in d.log"
+    assert said.endswith("There is no page now: c.html, a.csv, b.csv of an earlier call are removed")
+    assert not any((tmp_path / name).exists() for name in ("a.csv", "b.csv", "c.html"))
     assert (tmp_path / "d.log").read_text() == said + "\n" and f"fp32_onnx_sha256 is {'ef' * 32}" in said
     (tmp_path / "gpu" / "summary.json").write_text(json.dumps(source("gpu", rounds=1).summary))
     assert "tells of other runs than results.csv beside it: runs 5, not 40" in call(*tables_of).stderr

@@ -11,7 +11,7 @@ from typing import Any
 import altair as alt
 
 from ladder import statistics
-from ladder.cross_stack import ANY, HASH_DIGITS, Comparison, Role, Run, Side, Source, side_of
+from ladder.cross_stack import ANY, HASH_DIGITS, Comparison, Role, Run, Side, Source, file_in, side_of
 from ladder.report.build import caption_html
 from ladder.report.figures import LABEL_SIZE, RUNG_COLOURS, RUNG_SHAPES, finished
 from ladder.report.page import Block, Column, Figure, Spec, page, table
@@ -85,7 +85,7 @@ def _caveats(sides: Mapping[Side, Sequence[Run]], labels: Mapping[Side, str]) ->
     return [
         f"{' and '.join(named)}: {line}"
         for source, named in told.values()
-        for line in caveats(source.summary, f"named in {source.name}/summary.json")
+        for line in caveats(source.summary, f"named in {file_in(source.name, 'summary.json')}")
     ]
 
 
