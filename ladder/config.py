@@ -372,14 +372,17 @@ class Limits(Section):
 
 
 class CrossStack(Section):
-    """Results of other hosts that `snakemake cross_stack` sets beside this host's own."""
+    """What `snakemake cross_stack` sets side by side: the folders that are named, and no other."""
 
     results: list[Text] = Field(
         default_factory=list,
-        description="Their folders, each with results.csv and summary.json, or Snakemake storage URLs of such folders.",
+        description="Folders, each with results.csv and summary.json, or Snakemake storage URLs of such folders; "
+        "'results' is this host's own.",
     )
     reference: Name | None = Field(
-        None, description="The platform that the others are compared with; empty: the first, this host's own if any."
+        None,
+        description="The platform that the others are compared with; of several folders with it the first, and empty: "
+        "the first folder's.",
     )
 
 
@@ -542,8 +545,6 @@ def _slurm_fault(key: str, resource: str) -> str:
 
 def _faults(config: Config):
     """Faults that span sections, one line each."""
-    if Path("results") in map(Path, config.cross_stack.results):
-        yield "cross_stack.results: 'results' is this host's own folder, which is taken anyway; leave it out"
     named = config.platform if isinstance(config.platform, list) else [config.platform]
     for name in named if config.platform != "auto" else []:
         if fault := _one_of("platform", name, config.platforms):

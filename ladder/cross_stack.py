@@ -44,6 +44,7 @@ TOLD = ("hosts", "versions", "ladders", "warnings", "unsteady_runs", "busy_runs"
 FINGERPRINT = ("machine", "processor", "logical_cpus", "os", "kernel")  # of a host's state
 
 PROTOCOL = "protocol"
+OWN = "this host's own are the folder 'results'"
 UNSET = "null"  # a setting left empty: known, unlike None
 REMEDIES = {
     "fp32_onnx_sha256": "start both hosts from one export: see 'One model for all hosts' in docs/cross_stack.md",
@@ -219,7 +220,10 @@ def compare(sources: Sequence[Source], reference: str | None = None) -> Comparis
     known = list(dict.fromkeys(run.side for run in runs))
     if known and reference is not None and reference not in {side.platform for side in known}:
         names = ", ".join(dict.fromkeys(side.platform for side in known))
-        raise StepError(f"cross_stack.reference: no result of platform '{reference}'; there are: {names}")
+        raise StepError(
+            f"cross_stack.reference: no result of platform '{reference}'; there are: {names}; name one of them, or "
+            "bring the folder of its results"
+        )
     admitted, refused = admit(runs, reference)
     sides: dict[Side, list[Run]] = {}
     for run in admitted:
@@ -227,7 +231,7 @@ def compare(sources: Sequence[Source], reference: str | None = None) -> Comparis
     chosen = next((side for side in sides if reference in (None, side.platform)), None)
     rows = [row for group in _roles(admitted) for row in _standing(*group, chosen)]
     if chosen is None or not any(row["ratio"] is not None for row in rows):
-        raise StepError(_nothing(sources, runs, admitted, refused, chosen))
+        raise StepError("\n".join(_nothing(sources, runs, admitted, refused, chosen, reference)))
     notes = [*conflicts(sources), *unproven(sources)]
     return Comparison(rows, refused, _lacking(rows, sides, runs), sides, chosen, notes, sources)
 
@@ -281,11 +285,11 @@ def admit(runs: Sequence[Run], reference: str | None = None) -> tuple[list[Run],
         if _not_let_through(run):
             differences.append(("audit", f"{run.audit['verdict']} ({run.row['rung']})", "pass"))
         for difference in differences:
-            terms = *difference, base.side.platform
+            terms = *difference, base.side.platform, base.source.name
             refusals[(run.source.name, *run.side, run.row["model"], *terms)] += 1
         if not differences:
             admitted.append(run)
-    columns = ("source", *Side._fields, "model", "field", "found", "expected", "against")
+    columns = ("source", *Side._fields, "model", "field", "found", "expected", "against", "against_source")
     refused = [
         dict(zip(columns, key, strict=True)) | {"runs": count, "remedy": REMEDIES[key[5].partition(".")[0]]}
         for key, count in refusals.items()
@@ -349,6 +353,7 @@ def conflicts(sources: Sequence[Source]) -> list[str]:
     Several GPUs with numbers of their own are one host's.
     """
     devices: dict[tuple[str, str], dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
+    places: dict[str, list[str]] = defaultdict(list)  # by device_uuid: folders
     unnamed: dict[str, set[str]] = defaultdict(set)
     versions: dict[Side, dict[str, str]] = defaultdict(dict)
     states: dict[str, list[tuple[str, Row]]] = defaultdict(list)  # by host name: folder and what it tells
@@ -357,6 +362,7 @@ def conflicts(sources: Sequence[Source]) -> list[str]:
             if row["device_uuid"]:
                 number = source.host(side_of(row))["state"].get("gpu_state.index")
                 devices[row["host"], row.get("device", "")][row["device_uuid"]].add(_said(number))
+                places[row["device_uuid"]].append(source.name)
             else:
                 unnamed[row["host"]].add(row["sitting"])
         for host in source.hosts:
@@ -377,9 +383,8 @@ def conflicts(sources: Sequence[Source]) -> list[str]:
         numbers = [number for told in uuids.values() for number in told]
         if len(uuids) > 1 and (len(set(numbers)) < len(numbers) or _said(None) in numbers):  # else GPUs of one host
             booted = " (a CPU's id changes when its host boots)" if device == "cpu" else ""
-            lines.append(
-                f"The host name {name} stands for several {device} devices{booted}: {', '.join(sorted(uuids))}"
-            )
+            listed = ", ".join(f"{uuid} ({', '.join(dict.fromkeys(places[uuid]))})" for uuid in sorted(uuids))
+            lines.append(f"The host name {name} stands for several {device} devices{booted}: {listed}")
     for side, told in versions.items():
         if len(told) > 1:
             listed = " and ".join(f"{packages} ({where})" for packages, where in told.items())
@@ -395,8 +400,8 @@ def conflicts(sources: Sequence[Source]) -> list[str]:
 def unproven(sources: Sequence[Source]) -> list[str]:
     """A line for each folder whose summary holds no hash of its results.csv, as those of earlier versions do not."""
     return [
-        f"Nothing shows whether {file_in(source.name, 'results.csv')} is as it was made: its summary.json, of an earlier "
-        "version, holds no hash of it; call the workflow again on its host with this version"
+        f"Nothing shows whether {file_in(source.name, 'results.csv')} is as it was made: its summary.json, of an "
+        "earlier version, holds no hash of it; call the workflow again on its host with this version"
         for source in dict((source.name, source) for source in sources).values()
         if source.summary and "results_sha256" not in source.summary
     ]
@@ -449,7 +454,8 @@ def _standing(
             **{key: _median([run.row.get(key) for run in used]) for key in MEDIANS},
             "peak_source": head.row.get("peak_source"),
             "reference": reference.platform if reference and base else None, **ratio,
-            "fp32_onnx_sha256": head.row["fp32_onnx_sha256"], "source": head.source.name,
+            "fp32_onnx_sha256": head.row["fp32_onnx_sha256"],
+            "source": ", ".join(dict.fromkeys(run.source.name for run in used)),
         }  # fmt: skip
 
 
@@ -581,7 +587,8 @@ def refusal(row: Mapping[str, Any]) -> str:
     runs = f"{row['runs']} run{'s' * (row['runs'] != 1)}"
     if row["found"] is None:
         return f"{where}: {row['field']} unknown ({runs}); {row['remedy']}"
-    return f"{where}: {row['field']} is {row['found']}, {row['expected']} on {row['against']} ({runs}); {row['remedy']}"
+    against = f"{row['expected'] or 'not told'} on {row['against']} ({row['against_source']})"
+    return f"{where}: {row['field']} is {row['found']}, {against} ({runs}); {row['remedy']}"
 
 
 def _nothing(
@@ -589,29 +596,52 @@ def _nothing(
     runs: Sequence[Run],
     admitted: Sequence[Run],
     refused: Sequence[Row],
-    reference: Side | None,
-) -> str:
-    """Why nothing can be compared. ``reference`` is what would be compared with; None where all of it was refused."""
+    chosen: Side | None,
+    reference: str | None,
+) -> Iterator[str]:
+    """Why nothing can be compared and what to do, in lines.
+
+    ``chosen`` is what would be compared with, None where all of it was refused, and ``reference`` its platform as
+    configured.
+    """
     known = list(dict.fromkeys(run.side for run in runs))
     if not known:
-        return "nothing to compare: name the folders of other hosts' results under cross_stack.results"
+        yield f"nothing to compare: name the folders of several hosts' results under cross_stack.results; {OWN}"
+        return
     if len(known) == 1:
         named = Counter(source.name for source in sources if source.rows)
         copies = [name for name in named if not any(run.source.name == name for run in runs)]
         folders = " and ".join(f"{name}{' (named twice)' * (count > 1)}" for name, count in named.items())
         again = f"; every run in {' and '.join(copies)} is in another of them too" if copies else ""
-        return (
+        yield (
             f"nothing to compare: there are results of one device alone, {known[0].platform} on {known[0].host}, in "
-            f"{folders}{again}; name the folder of another one's results under cross_stack.results"
+            f"{folders}{again}; name the folder of another one's results under cross_stack.results too; {OWN}"
         )
-    told = ", ".join(f"{side.platform} on {side.host}" for side in known)
-    why = [refusal(row) for row in refused]
-    why += [
-        f"{side.platform} on {side.host}: every run was throttled or contended; measure it again"
-        for side in known
-        if not _usable([run for run in runs if run.side == side])
-    ]
+        return
+    yield f"nothing can be compared; found were results of {', '.join(_placed(side, runs) for side in known)}:"
+    yield from (f"  {refusal(row)}" for row in refused)
+    for side in known:
+        if not _usable([run for run in runs if run.side == side]):
+            yield f"  {_placed(side, runs)}: every run was throttled or contended; measure it again"
     left = {run.side for run in _usable(admitted)}
-    if reference in left and len(left) > 1:
-        why.append(f"no other has a rung of the same model, batch and role as {reference.platform} on {reference.host}")
-    return "\n".join([f"nothing can be compared; found were results of {told}:", *(f"  {line}" for line in why)])
+    if chosen in left and len(left) > 1:
+        yield (
+            f"  no other has a rung of the same model, batch and role as {_placed(chosen, runs)}; give the ladders of "
+            "both hosts one, and measure again"
+        )
+    for folder in dict.fromkeys(row["against_source"] for row in refused):
+        if _comparable([source for source in sources if source.name != folder], reference):
+            yield f"  the others can be compared with each other: leave {folder} out of cross_stack.results"
+
+
+def _placed(side: Side, runs: Sequence[Run]) -> str:
+    """A side with the folders that its runs came from, by which two of one platform and host name are told apart."""
+    folders = dict.fromkeys(run.source.name for run in runs if run.side == side)
+    return f"{side.platform} on {side.host} ({', '.join(folders)})"
+
+
+def _comparable(sources: Sequence[Source], reference: str | None) -> bool:
+    try:
+        return bool(compare(sources, reference))
+    except StepError:
+        return False

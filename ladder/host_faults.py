@@ -54,6 +54,8 @@ def _brought_fault(folder: str, storage_fault: Callable[[str], str | None]) -> s
     if "://" in folder:
         urls = (f"{folder.rstrip('/')}/{table}" for table in ("results.csv", "summary.json"))
         return next((f"'{url}' {fault}" for url in urls if (fault := storage_fault(url))), None)
+    if steps.is_own(folder) and not (Path(folder) / "results.csv").is_file():
+        return f"'{folder}' is this host's own and has no results.csv yet; measure first (make bench), or leave it out"
     if os.path.isfile(folder):
         return f"'{folder}' is a file; name the folder that holds results.csv and summary.json"
     if not os.path.isdir(folder):

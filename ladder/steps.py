@@ -9,7 +9,7 @@ from __future__ import annotations
 import shlex
 import sys
 from functools import cache
-from os.path import relpath
+from os.path import abspath, relpath
 from pathlib import Path
 from typing import Any
 
@@ -385,12 +385,23 @@ def _plan_rung(matrix: Matrix, ladder: Ladder, model: str, rung: RungConfig) -> 
 # ---- several hosts ----------------------------------------------------------------------------------
 
 
+def is_own(folder: str) -> bool:
+    """Whether it is where this host's own results are."""
+    return abspath(folder) == abspath("results")
+
+
 def brought(matrix: Matrix, table: str) -> list[str]:
     """Paths, or storage URLs, of a table in the folders of other hosts; a local one may be without its summary."""
-    paths = [f"{folder.rstrip('/')}/{table}" for folder in matrix.config.cross_stack.results]
+    paths = [f"{folder.rstrip('/')}/{table}" for folder in matrix.config.cross_stack.results if not is_own(folder)]
     return [path for path in paths if "://" in path or table == "results.csv" or Path(path).is_file()]
 
 
-def own_tables() -> list[str]:
-    """Hashes of this host's own tables that are there. As inputs they would be made first, rounds and all."""
-    return [sha256(path) for path in map(Path, ("results/results.csv", "results/summary.json")) if path.is_file()]
+def own_folders(matrix: Matrix) -> list[str]:
+    """This host's own folder as it is named. As inputs its tables would be made first, rounds and all."""
+    return [folder for folder in matrix.config.cross_stack.results if is_own(folder)]
+
+
+def own_tables(matrix: Matrix) -> list[str]:
+    """Hashes of this host's own tables, if they are named and there."""
+    paths = [Path(folder) / table for folder in own_folders(matrix) for table in ("results.csv", "summary.json")]
+    return [sha256(path) for path in paths if path.is_file()]

@@ -48,5 +48,6 @@ CROSS_STACK = (
 )  # fmt: skip
 
 CROSS_STACK_REFUSED = (
-    "source", "platform", "host", "device_uuid", "model", "runs", "field", "found", "expected", "against", "remedy",
+    "source", "platform", "host", "device_uuid", "model", "runs", "field", "found", "expected", "against",
+    "against_source", "remedy",
 )  # fmt: skip

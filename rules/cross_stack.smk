@@ -1,4 +1,5 @@
-# Results of several hosts side by side. Needs their tables alone: it plans no round and makes no table of this host.
+# Results of several hosts side by side. Needs their tables alone: it plans no round and makes no table
+# of this host, whose own are no input even where they are named.
 
 
 localrules:
@@ -17,12 +18,13 @@ rule cross_stack:
         "logs/cross_stack.log",
     params:
         folders=lambda w: matrix.config.cross_stack.results,
-        own=lambda w: steps.own_tables(),
+        own=lambda w: steps.own_folders(matrix),
+        own_tables=lambda w: steps.own_tables(matrix),
         reference=lambda w: f"--reference {name}" if (name := matrix.config.cross_stack.reference) else "",
         code=code("cross_stack"),
         captions=lambda w: text_hash("docs/captions"),
     shell:
-        "$PYTHON $SCRIPTS/cross_stack.py --own results --results {input.results:q}"
-        " --folders {params.folders:q} {params.reference}"
+        "$PYTHON $SCRIPTS/cross_stack.py --folders {params.folders:q} --own {params.own:q}"
+        " --results {input.results:q} {params.reference}"
         " --caption $SCRIPTS/../docs/captions/cross_stack.rst --output {output.table:q} --refused {output.refused:q}"
         " --page {output.page:q} --log {log:q}"

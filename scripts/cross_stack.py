@@ -18,9 +18,9 @@ from ladder.report.cross_stack import cross_stack_page
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--own", type=Path, required=True, help="folder of this host's results, taken if there are any")
-    parser.add_argument("--results", type=Path, nargs="*", required=True, help="results.csv of other hosts")
-    parser.add_argument("--folders", nargs="*", required=True, help="their folders or URLs, as configured")
+    parser.add_argument("--folders", nargs="*", required=True, help="folders or URLs of results, as configured")
+    parser.add_argument("--own", nargs="*", required=True, help="those of them that are this host's own")
+    parser.add_argument("--results", type=Path, nargs="*", required=True, help="results.csv of each of the others")
     parser.add_argument("--reference", help="platform that the others are compared with; the first if left out")
     parser.add_argument("--caption", type=Path, required=True, help="how to read the page (.rst)")
     parser.add_argument("--output", type=Path, required=True, help="the table (CSV)")
@@ -28,13 +28,13 @@ def main() -> None:
     parser.add_argument("--page", type=Path, required=True, help="the page (HTML)")
     parser.add_argument("--log", type=Path, required=True, help="what is said, kept where nothing can be compared too")
     arguments = parser.parse_args()
-    own = [(arguments.own, None)] if (arguments.own / "results.csv").is_file() else []
-    brought = [(path.parent, folder) for path, folder in zip(arguments.results, arguments.folders, strict=True)]
+    brought = iter(arguments.results)
+    places = [(Path(each) if each in arguments.own else next(brought).parent, each) for each in arguments.folders]
     made = (arguments.page, arguments.output, arguments.refused)
     waiting = "cross_stack: waiting, another workflow of this host is measuring"
     with locks.host_lock(exclusive=False, waiting=waiting):
         try:
-            sources = [read_source(*place) for place in [*own, *brought]]
+            sources = [read_source(*place) for place in places]
             found = compare(sources, arguments.reference)
             page = cross_stack_page(found, arguments.caption)
         except StepError as error:

@@ -20,10 +20,9 @@ from hypothesis.extra import numpy as arrays
 from scipy import stats
 from snakemake_interface_common.exceptions import WorkflowError
 
-from ladder import host_faults, statistics, storage, tables
-from ladder.config import load
+from ladder import host_faults, statistics, steps, storage, tables
 from ladder.cross_stack import Role, Source, admit, compare, conflicts, merged, read_source, refusal, role_of
-from ladder.errors import ConfigError, StepError
+from ladder.errors import StepError
 from ladder.files import sha256, write_json
 from ladder.report.cross_stack import cross_stack_page, role_name
 
@@ -243,7 +242,11 @@ def test_flagged_runs_do_not_count_and_few_rounds_give_no_verdict():
 @pytest.mark.parametrize(
     ("changed", "field", "told"),
     [
-        ({"fp32_onnx_sha256": "ef" * 32}, "fp32_onnx_sha256", f"is {'ef' * 32}, {'ab' * 32} on cpu (40 runs); start"),
+        (
+            {"fp32_onnx_sha256": "ef" * 32},
+            "fp32_onnx_sha256",
+            f"is {'ef' * 32}, {'ab' * 32} on cpu (cpu) (40 runs); start",
+        ),
         ({"weights": "seeded(1)"}, "weights", "is seeded(1), seeded(0) on cpu"),
         ({"inputs": {"yolo11n": {"height": 320, "width": 640}}}, "input", "is height 320, width 640, height 640"),
         ({"measure": PROTOCOL["measure"] | {"warmup": 20}}, "measure.warmup", "is 20, 3 on cpu"),
@@ -294,7 +297,7 @@ def test_the_rest_is_made():
 
 def test_nothing_to_compare_ends_in_one_clear_error(tmp_path):
     for reference in (None, "cpu"):
-        with pytest.raises(StepError, match="name the folders of other hosts"):
+        with pytest.raises(StepError, match="name the folders of several hosts' results .*; this host's own are the"):
             compare([], reference)
     with pytest.raises(StepError, match="results of one device alone, cpu on cpu-host, in cpu; name the folder"):
         compare([source("cpu")])
@@ -302,11 +305,11 @@ def test_nothing_to_compare_ends_in_one_clear_error(tmp_path):
         compare([source("cpu"), source("cpu")])
     with pytest.raises(StepError, match="in cpu and copy; every run in copy is in another of them too; name"):
         compare([source("cpu", name="cpu"), source("cpu", name="copy", protocol=None)])
-    with pytest.raises(StepError, match="no other has a rung of the same model, batch and role as cpu on cpu-host"):
+    with pytest.raises(StepError, match=r"no other has a rung of the .* role as cpu on cpu-host \(cpu\); give the lad"):
         compare([source("cpu"), source("gpu", batch=2)])
-    with pytest.raises(StepError, match="gpu on gpu-host: every run was throttled or contended; measure it again"):
+    with pytest.raises(StepError, match=r"gpu on gpu-host \(gpu\): every run was throttled or contended; measure it"):
         compare([source("cpu"), source("gpu", throttled="power cap")])
-    with pytest.raises(StepError, match="no result of platform 'tpu'; there are: cpu"):
+    with pytest.raises(StepError, match="no result of platform 'tpu'; there are: cpu; name one of them"):
         compare([source("cpu")], reference="tpu")
     with pytest.raises(StepError, match="bring its results.csv and summary.json"):
         read_source(tmp_path)
@@ -556,7 +559,7 @@ def test_two_gpus_of_one_host_are_no_conflict_unless_both_are_its_first():
         return conflicts(held)
 
     assert pair(0, 1) == []
-    said = ["The host name gpu-host stands for several cuda devices: GPU-0, GPU-1"]
+    said = ["The host name gpu-host stands for several cuda devices: GPU-0 (gpu), GPU-1 (gpu)"]
     assert pair(0, 0) == pair(None, 1) == pair(None, None) == said
 
 
@@ -606,6 +609,33 @@ def test_the_page_is_never_wider_than_its_window(tmp_path):
     command = ["chromium", *flags.split(), "--dump-dom", f"--user-data-dir={tmp_path / 'profile'}", address]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert json.loads(re.search("<title>(.*?)</title>", done.stdout)[1]) == [[width, 0] for width in widths]
+
+
+def test_two_folders_of_one_platform_and_host_name_are_told_apart():
+    near, far = (source("cpu", name=f"/data/{name}/results", device_uuid=name) for name in ("near", "far"))
+    found = compare([near, source("gpu"), far], "cpu")
+    html = cross_stack_page(found, CAPTION).replace("\u00a0", " ")
+    for needed in (
+        "Reference: cpu on cpu-host (near/results), from /data/near/results. ",
+        "times as fast as cpu on cpu-host (near/results)",
+        "Platform cpu on cpu-host (far/results): ", "Platform gpu: ",
+    ):  # fmt: skip
+        assert needed in html, needed
+    own = source("cpu", name="results", device_uuid="own")
+    html = cross_stack_page(compare([far, source("gpu"), own], "cpu"), CAPTION)
+    assert "Reference: cpu on cpu-host (far/results), from" in html and "cpu on cpu-host (results): " in html
+    several = [source("gpu", name="one folder", device_uuid=f"GPU-{place}") for place in "01"]
+    html = cross_stack_page(compare([*several, source("cpu")]), CAPTION)
+    assert "Reference: gpu on gpu-host (GPU-0), from one folder. " in html and "gpu on gpu-host (GPU-1)" in html
+    rebuilt = source("gpu", name="rebuilt", sitting="20300102T000000-1", artifact_sha256="ef" * 32)
+    html = cross_stack_page(compare([source("cpu"), source("gpu"), rebuilt]), CAPTION)
+    assert "tensorrt-static-graph (gpu)" in html and "pytorch (cpu)" not in html
+    with pytest.raises(StepError) as error:
+        compare([near, far, source("gpu", weights="seeded(1)")], "gpu")
+    assert (
+        "found were results of cpu on cpu-host (/data/near/results), cpu on cpu-host (/data/far/results), gpu on "
+        in (str(error.value))
+    )
 
 
 def test_the_page_says_at_its_top_what_it_was_made_from_and_what_is_refused():
@@ -666,7 +696,7 @@ def test_the_script_makes_tables_and_page_or_says_why_not(tmp_path):
     outputs = ["--output", "a.csv", "--refused", "b.csv", "--page", "c.html", "--caption", CAPTION, "--log", "d.log"]
 
     def call(*results):
-        command = [sys.executable, script, "--own", tmp_path / "none", "--results", *results, *outputs]
+        command = [sys.executable, script, "--own", "--results", *results, *outputs]
         command += ["--folders", *(f"s3://bucket/{table.parent.name}" for table in results)]
         return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
 
@@ -697,7 +727,8 @@ def test_the_script_makes_tables_and_page_or_says_why_not(tmp_path):
 def test_the_workflow_sets_folders_side_by_side_and_plans_no_round(tmp_path):
     for name in ("cpu", "gpu"):
         write(tmp_path / name, source(name))
-    write(tmp_path / "results", source("cpu"))  # this host's own, the same as one that was brought
+    # this host's own, which are not taken unless they are named: of another version, so that none can stand beside them
+    write(tmp_path / "results", source("cpu", name="own", sitting="own", protocol=PROTOCOL | {"timing_code": "f00d"}))
 
     def call(folders, *more):
         given = ("--config", f"cross_stack={{results: [{folders}], reference: cpu}}", *more, "--", "cross_stack")
@@ -718,6 +749,21 @@ def test_the_workflow_sets_folders_side_by_side_and_plans_no_round(tmp_path):
     ]
     assert "nothing to compare: there are results of one device alone" in call("cpu")
     assert not (tmp_path / "results" / "cross_stack.html").exists()
+    with_own = call("results/, cpu, gpu")
+    assert (
+        "cpu on cpu-host (cpu), yolo11n: timing_code is c0de, f00d on cpu (results/)" in with_own
+        and "the others can be compared with each other: leave results/ out of cross_stack.results" in with_own
+        and "There is no page now" in with_own
+    )
+    assert "Cross-stack: results/cross_stack.html" in call("cpu, gpu, results")  # the reference is the first named
+    assert (
+        "(results), yolo11n: timing_code is f00d, c0de on cpu (cpu)" in (tmp_path / "logs/cross_stack.log").read_text()
+    )
+    assert not (tmp_path / "artifacts").exists()  # naming them makes none of them anew
+    assert "Nothing to be done" in call("cpu, gpu, results", "-n")
+    for name in ("results.csv", "summary.json"):
+        shutil.copy(tmp_path / "cpu" / name, tmp_path / "results")
+    assert "Nothing to be done" not in call("cpu, gpu, results", "-n")
 
 
 @pytest.mark.parametrize(
@@ -725,6 +771,7 @@ def test_the_workflow_sets_folders_side_by_side_and_plans_no_round(tmp_path):
     [
         ("gone", "'gone' is not a folder here"),
         ("gpu/results.csv", "'gpu/results.csv' is a file; name the folder that holds results.csv and summary.json"),
+        ("results/", "'results/' is this host's own and has no results.csv yet; measure first (make bench)"),
         ("empty", "'empty' has no results.csv that can be read; bring results.csv and summary.json"),
         ("gpu{a}", "'gpu{a}' has braces or <>, which Snakemake takes for names of its own; name a link to it"),
         ("<gpu>", "'<gpu>' has braces or <>"),
@@ -771,14 +818,13 @@ def test_what_a_storage_answers_is_one_line(answer, told):
     assert (found or "").startswith(told or "") and (found is None) == (told is None)
 
 
-def test_this_hosts_own_folder_is_not_brought():
-    raw = {"models": {}, "ladders": {}, "cross_stack": {"results": ["results/"]}}
-    example = {"source": "onnx", "weights": {"path": "m.onnx"}, "axes": {"n": "batch"}, "data": "pictures"}
-    ladder = {"platform": "cpu", "models": ["m"], "batches": [1], "steps": []}
-    rung = {"name": "a", "stack": "onnxruntime-cpu"}
-    raw |= {"models": {"m": example}, "ladders": {"l": ladder | {"rungs": [rung]}}}
-    with pytest.raises(ConfigError, match="'results' is this host's own folder"):
-        load(raw)
+def test_this_hosts_own_folder_is_no_input_however_it_is_named(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    own = ["results", "./results/", str(tmp_path / "results"), "a/../results"]
+    named = [*own, "results2", "a/results", "s3://bucket/results"]
+    matrix = SimpleNamespace(config=SimpleNamespace(cross_stack=SimpleNamespace(results=named)))
+    assert steps.own_folders(matrix) == own
+    assert steps.brought(matrix, "results.csv") == [f"{folder}/results.csv" for folder in named[len(own) :]]
 
 
 def test_every_column_is_described():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
@@ -44,11 +44,12 @@ CPU_ENERGY = "a CPU's is not read"
 
 def cross_stack_page(found: Comparison, caption: Path) -> str:
     """The page of a comparison; ``caption`` (.rst) says how to read it. Raises StepError where that is missing."""
-    labels = _labels(list(found.sides))
+    labels = _labels(found.sides)
     confidence = f"{100 * (1 - statistics.ALPHA):g} %"
     context = [
         *(f"Platform {labels[side]}: {processor(_host(side, runs))}" for side, runs in found.sides.items()),
-        f"Reference: {labels[found.reference]}. Intervals hold with {confidence} confidence",
+        f"Reference: {labels[found.reference]}, from {_folders(found.sides[found.reference])}. "
+        f"Intervals hold with {confidence} confidence",
         f"Made from {', '.join(_made_from(found.sources))}",
         *_refusals(found.refused),
         *(f"{WARNED} {note}" for note in found.notes),
@@ -93,22 +94,39 @@ def _sources(runs: Sequence[Run]) -> list[Source]:
     return list({run.source.name: run.source for run in runs}.values())
 
 
+def _folders(runs: Sequence[Run]) -> str:
+    return ", ".join(source.name for source in _sources(runs))
+
+
 def _host(side: Side, runs: Sequence[Run]) -> Mapping[str, Any]:
     """What the first summary says of a side's host."""
     return runs[0].source.host(side)
 
 
-def _labels(sides: Sequence[Side]) -> dict[Side, str]:
-    """What a side is called: its platform, with as much more as it takes to tell it from the others."""
+def _labels(sides: Mapping[Side, Sequence[Run]]) -> dict[Side, str]:
+    """What a side is called: its platform, with as much more as it takes to tell it from the others.
+
+    That is its host, its folders where hosts have one name, and its device where folders hold several.
+    """
+    ends = _ends([source.name for runs in sides.values() for source in _sources(runs)])
     found = {}
     for side in sides:
         namesakes = [other for other in sides if other.platform == side.platform]
-        hosts = [other.host for other in namesakes]
-        more = (f" on {side.host}" if len(namesakes) > 1 else "") + (
-            f" ({side.device_uuid[:HASH_DIGITS]})" if hosts.count(side.host) > 1 else ""
-        )
-        found[side] = side.platform + more
+        on_host = [other for other in namesakes if other.host == side.host]
+        folders = {other: [ends[source.name] for source in _sources(sides[other])] for other in on_host}
+        apart = [folder for folder in folders[side] if sum(folder in each for each in folders.values()) == 1]
+        more = " and ".join(apart) or side.device_uuid[:HASH_DIGITS]
+        host = f" on {side.host}" if len(namesakes) > 1 else ""
+        found[side] = side.platform + host + (f" ({more})" if len(on_host) > 1 else "")
     return found
+
+
+def _ends(folders: Sequence[str]) -> dict[str, str]:
+    """Of each folder as many of its last parts as tell it from the others, and from this host's own, 'results'."""
+    parts = {folder: folder.rstrip("/").split("/") for folder in folders}
+    ends = {folder: ["/".join(each[-count:]) for count in range(1, len(each) + 1)] for folder, each in parts.items()}
+    taken = Counter(["results", *(end for each in ends.values() for end in each)])
+    return {folder: next((end for end in each if taken[end] == 1), folder) for folder, each in ends.items()}
 
 
 def role_name(row: Row) -> str:
@@ -141,7 +159,8 @@ def _standing(model: str, batch: int, rows: Sequence[Row], labels: Mapping[Side,
         {
             "role": row["role"],
             "platform": row["label"],
-            "rung": marked({"name": row["rung"], "verdict": row["audit_verdict"]}),
+            "rung": marked({"name": row["rung"], "verdict": row["audit_verdict"]})
+            + (f" ({row['source']})" if len(_sources(found.sides[side_of(row)])) > 1 else ""),
             "candidates": str(row["candidates"]) if row["candidates"] > 1 else "",
             "shape": row["shape"],
             "latency": _with_interval(row["median_ms"], row["median_low_ms"], row["median_high_ms"]),
@@ -259,7 +278,7 @@ def _platforms(sides: Mapping[Side, Sequence[Run]], labels: Mapping[Side, str]) 
                 "measured": f"{' to '.join(dict.fromkeys((days[0], days[-1])))}: {len(runs)} runs in {sittings} "
                 f"sitting{'s' * (sittings != 1)}",
                 "energy": _energy(runs),
-                "value": ", ".join(source.name for source in sources),
+                "value": _folders(runs),
             }
         )
     held = [column for column in PLATFORM_COLUMNS if any(cell[column.key] for cell in cells)]
@@ -296,13 +315,19 @@ def _refused(refused: Sequence[Row]) -> Block:
             "runs": str(row["runs"]),
             "field": row["field"],
             "found": _short(row["found"]) or "unknown",
-            "expected": f"{_short(row['expected'])} ({row['against']})" if row["expected"] is not None else "known",
+            "expected": _expected(row),
             "remedy": row["remedy"],
             "value": row["source"],
         }
         for row in refused
     ]
     return Block("Refused", tables=[table(REFUSED_COLUMNS, cells, "Results that cannot be compared")])
+
+
+def _expected(row: Row) -> str:
+    if row["found"] is None and row["expected"] is None:
+        return "known"
+    return f"{_short(row['expected']) or 'not told'} ({row['against']}, {row['against_source']})"
 
 
 def _short(value: str | None) -> str:
