@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ladder.errors import StepError
-from ladder.models import Axes, InputSpec, Spec, check_axes, tracing
+from ladder.models import Axes, InputSpec, Spec, check_axes, seeding, tracing
 from ladder.weights import verify
 
 if TYPE_CHECKING:
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 # ImageNet's, as in every classification preset of torchvision (torchvision.transforms._presets).
 _MEAN = (0.485, 0.456, 0.406)
 _STD = (0.229, 0.224, 0.225)
+_SETTLING = 128  # pixels, the side of the pictures that seeded weights are settled on
 
 
 def pretrained(spec: Spec) -> tuple[str, str]:
@@ -41,10 +42,15 @@ def load(spec: Spec, weights: Path | None) -> torch.nn.Module:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed or 0)
         module = torchvision.models.get_model(spec["architecture"], weights=None)
-    if seed is None:
+    module.eval()
+    if seed is not None:
+        least = torchvision.models.get_model_weights(spec["architecture"]).DEFAULT.meta["min_size"]
+        sides = [max(_SETTLING, side) for side in least]  # whatever the input: a seed says the weights
+        seeding.settle(module, InputSpec("input", "float32", (3, *sides), "picture", _MEAN, _STD), seed)
+    else:
         path = verify(spec, weights)
         module.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))
-    return optimization.fuse(module.eval())
+    return optimization.fuse(module)
 
 
 def input_specs(spec: Spec, weights: Path | None) -> list[InputSpec]:

@@ -13,11 +13,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ladder.errors import StepError
-from ladder.models import Axes, InputSpec, Spec, check_axes, tracing
+from ladder.models import Axes, InputSpec, Spec, check_axes, seeding, tracing
 from ladder.weights import verify
 
 if TYPE_CHECKING:
     import torch
+
+_SETTLING = (192, 192)  # pixels, of the pictures that seeded weights are settled on: a multiple of every stride
 
 
 def load(spec: Spec, weights: Path | None) -> torch.nn.Module:
@@ -53,6 +55,8 @@ def load(spec: Spec, weights: Path | None) -> torch.nn.Module:
         model = model.eval().float()
         if hasattr(model, "end2end"):
             model.end2end = False  # the exporter's default: NMS stays outside, as the timed part asks
+        if seed is not None:
+            seeding.settle(model, InputSpec("images", "float32", (3, *_SETTLING), "picture"), seed)
         model = model.fuse(verbose=False)
         for module in model.modules():
             if hasattr(module, "export"):
