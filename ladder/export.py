@@ -17,7 +17,7 @@ from ladder.files import replacing, sha256, write_npz
 Arrays = dict[str, np.ndarray]
 
 TOLERANCE = 1e-3  # largest error over the root mean square of the reference, at FP32
-SCORE_FLOOR = 1e-6  # a score lies in 0 to 1, and ONNX Runtime's sigmoid is exact to about 3e-8 absolute, not relative
+SCORE_FLOOR = 1e-4  # a score lies in 0 to 1, nearly all near 0; FP32's rounding moved the high ones by 1e-5
 _EXPORTERS = ("torch", "torchvision", "ultralytics", "transformers", "onnx", "onnxslim", "onnxruntime")
 
 

@@ -10,7 +10,7 @@ import pytest
 import small_onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from ladder import graph, precision, utilisation
+from ladder import graph, inputs, models, precision, utilisation
 from ladder.graph import Observed
 
 NOTHING = Observed({}, {})
@@ -18,25 +18,14 @@ NOTHING = Observed({}, {})
 
 @pytest.fixture(scope="module")
 def yolo(tmp_path_factory) -> tuple[Path, Observed, Path]:
-    """YOLO11n as ultralytics exports it, what running it on two pictures shows, and the pictures."""
+    """YOLO11n with the weights of seed 0, what running it on two pictures shows, and the pictures."""
     folder = tmp_path_factory.mktemp("yolo")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("YOLO_OFFLINE", "1")
-        patch.chdir(folder)
-        import cv2
-        import torch
-        from ultralytics import YOLO
-        from ultralytics.data.augment import LetterBox
-        from ultralytics.utils import ASSETS
-
-        torch.manual_seed(0)
-        YOLO("yolo11n.yaml").export(format="onnx", dynamic=True, opset=17, simplify=True, imgsz=640, verbose=False)
-    letterbox = LetterBox((640, 640), auto=False)
-    pictures = [letterbox(image=cv2.imread(str(ASSETS / name))) for name in ("bus.jpg", "zidane.jpg")]
-    stacked = np.stack([p[:, :, ::-1].transpose(2, 0, 1) for p in pictures]).astype(np.float32) / 255
-    np.savez(folder / "pictures.npz", images=stacked)
-    path = folder / "yolo11n.onnx"
-    return path, graph.observe(path, graph.samples_of(folder / "pictures.npz")), folder / "pictures.npz"
+    spec = {"name": "yolo11n", "source": "ultralytics", "architecture": "yolo11n.yaml", "weights": {"seeded": 0}}
+    spec |= {"input": [640, 640], "opset": 17, "axes": {"batch": "batch"}, "task": "detection"}
+    path, pictures = folder / "yolo11n.onnx", folder / "pictures.npz"
+    models.export(spec, None, models.load(spec), path)
+    np.savez(pictures, **inputs.make({"pictures": "ultralytics"}, models.input_specs(spec), 2)[0])
+    return path, graph.observe(path, graph.samples_of(pictures)), pictures
 
 
 def test_autocast_of_yolo11n_converts_395_of_419_nodes(yolo, tmp_path):

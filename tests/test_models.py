@@ -17,6 +17,7 @@ from onnx import TensorProto, helper
 from ladder import models
 from ladder.errors import StepError
 from ladder.files import sha256
+from ladder.models import InputSpec, seeding
 
 YOLO = {
     "name": "yolo11n",
@@ -36,6 +37,7 @@ BERT = RESNET | {
     "input": None,
     "axes": {"batch": "batch", "sequence": 16},
 }
+IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 TORCH_MODELS = pytest.mark.parametrize("spec", [YOLO, RESNET, BERT], ids=lambda spec: spec["name"])
 
 
@@ -96,6 +98,7 @@ def test_fusing_changes_no_result() -> None:
 
     torch.manual_seed(0)
     plain = torchvision.models.resnet18(weights=None).eval()
+    seeding.settle(plain, InputSpec("x", "float32", (3, 128, 128), "picture", *IMAGENET), 0, [plain.fc])
     with torch.inference_mode():
         picture = torch.rand(1, 3, 64, 64)
         torch.testing.assert_close(models.load(RESNET)(picture), plain(picture), rtol=1e-4, atol=1e-5)
@@ -129,7 +132,11 @@ def test_the_module_is_the_one_ultralytics_exports(tmp_path: Path, monkeypatch: 
     threads = torch.get_num_threads()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        path = Yolo("yolo11n.yaml").export(format="onnx", dynamic=True, opset=17, imgsz=64)
+        yolo = Yolo("yolo11n.yaml")
+        head = yolo.model.model[-1]
+        ends = [branch[-1] for branch in (*head.cv2, *head.cv3)]
+        seeding.settle(yolo.model.eval(), InputSpec("x", "float32", (3, 192, 192), "picture"), 0, ends)
+        path = yolo.export(format="onnx", dynamic=True, opset=17, imgsz=64)
     torch.set_num_threads(threads)
     ours, theirs = onnx.load("ours.onnx").graph, onnx.load(path).graph
     assert len(ours.node) == 419

@@ -15,14 +15,14 @@ from ladder.models import InputSpec
 if TYPE_CHECKING:
     import torch
 
-RMS = 2.0  # of what a layer adds to its bias. SiLU at 2 keeps 0.67 of it, at 1 0.60, near 0 half: the less even, the
-# more a picture's brightness grows or fades with depth
+RMS = 2.0  # SiLU at 2 keeps 0.66 of it, at 1 0.60, near 0 half: the less even, the more contrast grows or fades
 BIAS = RMS / 2  # largest of a batch norm in a network of SiLU: twice as much, and pictures hardly differ
-CLASSIFIER_GRID = 1 / 64  # of a classifier's biases: far coarser than what hosts may differ by
+GRID = 1 / 64  # of the last biases: far coarser than what hosts may differ by
+DARK = 0.25  # share of its brightness that the second picture keeps: photographs differ as much
 _PATCH = 16  # pixels, the side of a patch of one colour: noise of single pixels averages out, pictures do not
 
 
-def settle(module: torch.nn.Module, picture: InputSpec, seed: int) -> None:
+def settle(module: torch.nn.Module, picture: InputSpec, seed: int, ends: list[torch.nn.Module]) -> None:
     """Give every layer of a seeded module (eval, FP32, not fused) outputs of about the size ``RMS``, in place.
 
     Layer-sequential unit-variance initialisation (Mishkin and Matas, arXiv 1511.06422), in one pass over two random
@@ -31,35 +31,43 @@ def settle(module: torch.nn.Module, picture: InputSpec, seed: int) -> None:
     used again keeps its first factor, one without gradients (a constant of the architecture) its weights. Weights that
     are all 0, which cut off what is before them, are drawn as torch draws others.
 
-    Two biases, all 0 or nearly so as they are drawn, are changed. Batch norms of a network with SiLU or Hardswish,
-    whose gain depends on the size, get random ones: else the contrast of a picture decides whether values vanish. The
-    layer that gives the module's output, a classifier, gets one that takes away what both pictures have in common,
-    which after many ReLUs is nearly all.
+    Two kinds of biases change. Batch norms of a network with SiLU or Hardswish, whose gain depends on the size, get
+    random ones: else the contrast of a picture decides whether values vanish. ``ends``, the layers that give the
+    outputs, are measured without each channel's mean, and their biases take it away: after many ReLUs it is nearly all.
 
-    Every host gives the same weights: the pass is in float64, where the order of summation moves a root mean square by
-    about 1e-14 of itself. Only one so near the limit between two powers (or a classifier's mean between two multiples
-    of CLASSIFIER_GRID) could come out otherwise: of a thousand layers one in about 1e10 models.
+    Every host gives the same weights: the pass is in float64, where another order of summation was seen to move a root
+    mean square by 1e-15 of itself. Were it 1e-14, and one so near the limit between two powers, or a mean so near that
+    between two multiples of GRID, would come out otherwise: with a thousand of each, one model in 1e8.
     """
     import torch
     from torch import nn
 
     generator = torch.Generator().manual_seed(seed)
-    working = copy.deepcopy(module).double()  # heads keep what they once computed for a shape, in its precision
+    # a copy: heads keep what they once computed for a shape, in its precision
+    working, ends = copy.deepcopy((module, ends))
+    working.double()
     bends = any(isinstance(part, nn.SiLU | nn.Hardswish) for part in working.modules())
-    hooks = {}
-    last: tuple[Any, Any] = (None, None)  # the layer that ran last, its output
+    hooks: dict[nn.Module, Any] = {}
+    convolutions = (nn.Conv2d, nn.ConvTranspose2d)
 
     def scale(layer: nn.Module, _: Any, output: Any) -> Any:
-        nonlocal last
         hooks[layer].remove()
         found, *others = output if isinstance(output, tuple) else (output,)  # attention also gives its weights
-        bias = torch.zeros(()) if _weighted(layer).bias is None else _weighted(layer).bias
-        bias = bias.reshape(-1, 1, 1) if isinstance(layer, nn.Conv2d | nn.ConvTranspose2d) else bias
-        factor = _factor(found - bias)
-        _weighted(layer).weight.mul_(factor)
-        found = (found - bias) * factor + bias
-        last = layer, found
-        return (found, *others) if others else found
+        weighted, channels = _weighted(layer), 1 if isinstance(layer, convolutions) else found.ndim - 1
+        rest = [axis for axis in range(found.ndim) if axis != channels]
+        bias = torch.zeros(found.shape[channels]) if weighted.bias is None else weighted.bias
+        mean = found.mean(rest) - bias if layer in ends else torch.zeros_like(bias)
+
+        def along(values: torch.Tensor) -> torch.Tensor:
+            return values.reshape([-1 if axis == channels else 1 for axis in range(found.ndim)])
+
+        factor = _factor(found - along(bias + mean))
+        scaled = (found - along(bias)) * factor
+        weighted.weight.mul_(factor)
+        if layer in ends:
+            weighted.bias.sub_((mean * factor / GRID).round() * GRID)
+        scaled += along(bias)  # as it is now
+        return (scaled, *others) if others else scaled
 
     with torch.no_grad():
         for part in working.modules():
@@ -67,16 +75,14 @@ def settle(module: torch.nn.Module, picture: InputSpec, seed: int) -> None:
                 part.bias.uniform_(-BIAS, BIAS, generator=generator)
             elif isinstance(getattr(part, "layer_scale", None), nn.Parameter):
                 part.layer_scale.fill_(1)
-            elif isinstance(part, nn.Conv2d | nn.ConvTranspose2d | nn.Linear | nn.MultiheadAttention):
+            elif isinstance(part, (*convolutions, nn.Linear, nn.MultiheadAttention)):
                 weight = _weighted(part).weight
                 if not weight.requires_grad:
                     continue
                 if not weight.any():
                     nn.init.kaiming_uniform_(weight, math.sqrt(5), generator=generator)
                 hooks[part] = part.register_forward_hook(scale)
-        output = working(_pictures(picture, generator))
-        if output is last[1] and isinstance(last[0], nn.Linear) and last[0].bias is not None:
-            _centre(last[0], output)
+        working(_pictures(picture, generator))
     module.load_state_dict(working.state_dict())
 
 
@@ -91,19 +97,14 @@ def _factor(values: torch.Tensor) -> float:
     return 2.0 ** round(math.log2(RMS / size)) if size else 1.0
 
 
-def _centre(layer: torch.nn.Linear, output: torch.Tensor) -> None:
-    """Take from a classifier's outputs what they are on average over the pictures, each."""
-    mean = (output - layer.bias).mean(0)
-    layer.bias.copy_(-(mean / CLASSIFIER_GRID).round() * CLASSIFIER_GRID)
-
-
 def _pictures(picture: InputSpec, generator: torch.Generator) -> torch.Tensor:
-    """Two pictures of patches of random colours, normalised as the model wants, in float64."""
+    """Two pictures of patches of random colours, one dark, normalised as the model wants, in float64."""
     import torch
 
     channels, height, width = picture.shape
     patches = (2, channels, -(-height // _PATCH), -(-width // _PATCH))
     found = torch.rand(patches, dtype=torch.float64, generator=generator)
+    found[1] *= DARK
     found = found.repeat_interleave(_PATCH, 2).repeat_interleave(_PATCH, 3)[:, :, :height, :width]
     if picture.mean is not None and picture.std is not None:
         mean, std = (torch.tensor(each, dtype=torch.float64).reshape(-1, 1, 1) for each in (picture.mean, picture.std))

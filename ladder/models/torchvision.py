@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 # ImageNet's, as in every classification preset of torchvision (torchvision.transforms._presets).
 _MEAN = (0.485, 0.456, 0.406)
 _STD = (0.229, 0.224, 0.225)
-_SETTLING = 128  # pixels, the side of the pictures that seeded weights are settled on
+_SETTLING = 128  # pixels, least side of the pictures that seeded weights are settled on
 
 
 def pretrained(spec: Spec) -> tuple[str, str]:
@@ -45,8 +45,9 @@ def load(spec: Spec, weights: Path | None) -> torch.nn.Module:
     module.eval()
     if seed is not None:
         least = torchvision.models.get_model_weights(spec["architecture"]).DEFAULT.meta["min_size"]
+        layers = [part for part in module.modules() if isinstance(part, torch.nn.Conv2d | torch.nn.Linear)]
         sides = [max(_SETTLING, side) for side in least]  # whatever the input: a seed says the weights
-        seeding.settle(module, InputSpec("input", "float32", (3, *sides), "picture", _MEAN, _STD), seed)
+        seeding.settle(module, InputSpec("input", "float32", (3, *sides), "picture", _MEAN, _STD), seed, [layers[-1]])
     else:
         path = verify(spec, weights)
         module.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import math
 import os
 import shutil
 import sys
@@ -19,7 +20,7 @@ from ladder.weights import verify
 if TYPE_CHECKING:
     import torch
 
-_SETTLING = (192, 192)  # pixels, of the pictures that seeded weights are settled on: a multiple of every stride
+_SETTLING = 192  # pixels, least side of the pictures that seeded weights are settled on
 
 
 def load(spec: Spec, weights: Path | None) -> torch.nn.Module:
@@ -31,7 +32,7 @@ def load(spec: Spec, weights: Path | None) -> torch.nn.Module:
 
     with _contained(), torch.random.fork_rng(devices=[]):
         from ultralytics import RTDETR, YOLO
-        from ultralytics.nn.modules import C2f
+        from ultralytics.nn.modules import C2f, Detect, RTDETRDecoder
 
         seed = spec["weights"].get("seeded")
         if seed is not None:
@@ -55,8 +56,12 @@ def load(spec: Spec, weights: Path | None) -> torch.nn.Module:
         model = model.eval().float()
         if hasattr(model, "end2end"):
             model.end2end = False  # the exporter's default: NMS stays outside, as the timed part asks
-        if seed is not None:
-            seeding.settle(model, InputSpec("images", "float32", (3, *_SETTLING), "picture"), seed)
+        head = model.model[-1]
+        # RT-DETR goes on with its best candidates: settled, which they are hung on FP32's last bits
+        if seed is not None and not isinstance(head, RTDETRDecoder):
+            ends = [branch[-1] for branch in (*head.cv2, *head.cv3)] if isinstance(head, Detect) else []
+            side = math.ceil(_SETTLING / stride) * stride  # whatever the input: a seed says the weights
+            seeding.settle(model, InputSpec("images", "float32", (3, side, side), "picture"), seed, ends)
         model = model.fuse(verbose=False)
         for module in model.modules():
             if hasattr(module, "export"):
