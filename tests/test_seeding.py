@@ -164,6 +164,13 @@ def test_each_layer_is_settled_once_and_constants_never() -> None:
     assert all(seeding.RMS / 3 < size < seeding.RMS * 3 for size in seen.values())
 
 
+def test_a_last_layer_without_bias_is_only_scaled() -> None:  # torchvision's MaxViT has one
+    net = nn.Sequential(nn.Conv2d(3, 8, 3, bias=False)).eval()
+    drawn = net[0].weight.detach().clone()
+    seeding.settle(net, PICTURE, 0, [net[0]])
+    assert math.frexp(float((net[0].weight / drawn).detach().max()))[0] == 0.5
+
+
 def answers(path: Path, given: np.ndarray) -> dict[str, np.ndarray]:
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
     runs = [session.run(None, {session.get_inputs()[0].name: each[None]}) for each in given]

@@ -56,7 +56,8 @@ def settle(module: torch.nn.Module, picture: InputSpec, seed: int, ends: list[to
         weighted, channels = _weighted(layer), 1 if isinstance(layer, convolutions) else found.ndim - 1
         rest = [axis for axis in range(found.ndim) if axis != channels]
         bias = torch.zeros(found.shape[channels]) if weighted.bias is None else weighted.bias
-        mean = found.mean(rest) - bias if layer in ends else torch.zeros_like(bias)
+        centred = layer in ends and weighted.bias is not None
+        mean = found.mean(rest) - bias if centred else torch.zeros_like(bias)
 
         def along(values: torch.Tensor) -> torch.Tensor:
             return values.reshape([-1 if axis == channels else 1 for axis in range(found.ndim)])
@@ -64,7 +65,7 @@ def settle(module: torch.nn.Module, picture: InputSpec, seed: int, ends: list[to
         factor = _factor(found - along(bias + mean))
         scaled = (found - along(bias)) * factor
         weighted.weight.mul_(factor)
-        if layer in ends:
+        if centred:
             weighted.bias.sub_((mean * factor / GRID).round() * GRID)
         scaled += along(bias)  # as it is now
         return (scaled, *others) if others else scaled
