@@ -1,7 +1,7 @@
 """A made-up NVML: two GPUs whose readings are known. Tests change its tables, a subprocess is told by FAKE_NVML (JSON).
 
 An energy counter runs with the clock at ``watts``, in steps of ``step_s``. Processes that were started by
-``scripts/run.py`` with the same FAKE_NVML count as being on the GPU; without any its clock is ``rest_mhz``.
+``scripts/run.py`` with the same FAKE_NVML count as being on the GPU. For the first ``rest_s`` its clock is down.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ TOLD = {
     "step_s": 0.1,
     "reasons": 0x1,
     "processes": [],
-    "rest_mhz": 1755,
+    "rest_s": 0.0,
 }
 TOLD |= json.loads(os.environ.get("FAKE_NVML", "{}"))
+BEGAN = time.monotonic()
 UUIDS = ["GPU-aaaa1111-0000", "GPU-bbbb2222-0000"]
 INSTANCE = "MIG-cccc3333-0000"  # of the first GPU, where TOLD has "mig"
 
@@ -112,8 +113,8 @@ def _processes(handle):
     return found
 
 
-def _sm_mhz(handle):
-    return 1755 if TOLD["rest_mhz"] == 1755 or _processes(handle) else TOLD["rest_mhz"]
+def _sm_mhz():
+    return 345 if time.monotonic() < BEGAN + TOLD["rest_s"] else 1755
 
 
 for _name, _answer in {
@@ -141,7 +142,7 @@ for _name, _answer in {
     "nvmlDeviceGetMemoryInfo": lambda handle, version=None: SimpleNamespace(
         used=2_000_000_000 if version else 2_500_000_000
     ),
-    "nvmlDeviceGetClockInfo": lambda handle, kind: _sm_mhz(handle) if kind == NVML_CLOCK_SM else 3201,
+    "nvmlDeviceGetClockInfo": lambda handle, kind: _sm_mhz() if kind == NVML_CLOCK_SM else 3201,
     "nvmlDeviceGetPerformanceState": _of_a_gpu(lambda: TOLD.get("state", 0)),
     "nvmlDeviceGetCurrentClocksEventReasons": _of_a_gpu(lambda: TOLD["reasons"]),
     "nvmlDeviceGetCurrentClocksThrottleReasons": _of_a_gpu(0x4),
