@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -339,3 +340,20 @@ class TestStep:
         with pytest.raises(KeyboardInterrupt), step("engine", tmp_path / "id.json"):
             raise KeyboardInterrupt
         assert not (tmp_path / "id.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("scores", "error", "accepted"),
+    [
+        ([0.5, *[0.0] * 999], 4e-5, True),  # 1e-4 of the highest score
+        ([0.5, *[0.0] * 999], 6e-5, False),
+        ([1e-5, *[0.0] * 999], 9e-7, True),  # the floor
+        ([1e-5, *[0.0] * 999], 1.1e-6, False),  # low scores are no licence
+        ([0.5, *[0.0] * 999], float("nan"), False),
+    ],
+)
+def test_a_detectors_scores_may_differ_by_a_share_of_the_highest(scores, error, accepted) -> None:
+    right = np.array(scores)
+    found = right + np.eye(1, len(scores), 1)[0] * error
+    with nullcontext() if accepted else pytest.raises(StepError, match="ONNX differs"):
+        export._error({"name": "m"}, "output0 scores", 1, found, right)
