@@ -231,7 +231,11 @@ def test_an_onnx_model_has_inputs_but_no_module(tmp_path: Path) -> None:
             {"M": "batch", "length": 5},
             "does not have the axis M and needs a value for the axis N; its dynamic axes are N, length",
         ),
-        ({"N": 1, "length": "batch"}, "first dimension of input 'tokens' of model own is N, expected a dynamic axis"),
+        (
+            {"N": 1, "length": "batch"},
+            "first dimension of input 'tokens' of model own is N, expected a dynamic axis with the value 'batch': "
+            "say N: batch under axes",
+        ),
     ],
 )
 def test_wrong_axes_are_named_with_the_valid_ones(tmp_path: Path, axes: dict, message: str) -> None:
@@ -239,6 +243,13 @@ def test_wrong_axes_are_named_with_the_valid_ones(tmp_path: Path, axes: dict, me
     spec = save_onnx(path, [helper.make_tensor_value_info("tokens", TensorProto.INT64, ["N", "length"])])
     with pytest.raises(StepError, match=message):
         models.input_specs(spec | {"axes": axes}, path)
+
+
+def test_a_batch_that_the_file_fixes_needs_another_export(tmp_path: Path) -> None:
+    path = tmp_path / "own.onnx"
+    spec = save_onnx(path, [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 4])]) | {"axes": {}}
+    with pytest.raises(StepError, match="of model own is 1, expected .*: export it with a dynamic batch axis"):
+        models.input_specs(spec, path)
 
 
 def test_an_onnx_file_must_be_whole(tmp_path: Path) -> None:

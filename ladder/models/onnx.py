@@ -25,9 +25,11 @@ def input_specs(spec: Spec, weights: Path | None) -> list[InputSpec]:
     for value in _inputs(model):
         dims = _dims(value)
         if not dims or values.get(str(dims[0])) != "batch":
+            named = bool(dims) and isinstance(dims[0], str)
             raise StepError(
                 f"the first dimension of input '{value.name}' of model {spec['name']} is "
-                f"{dims[0] if dims else 'none'}, expected a dynamic axis with the value 'batch'",
+                f"{dims[0] if dims else 'none'}, expected a dynamic axis with the value 'batch': "
+                + (f"say {dims[0]}: batch under axes" if named else "export it with a dynamic batch axis"),
                 permanent=True,
             )
         dtype = dtype_of(spec, value)
