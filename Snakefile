@@ -43,7 +43,7 @@ onerror:
     make_held_back_tables(workflow)
 
 
-# on a cluster too these stay where the workflow was called: they need the network, or show what there is
+# on a cluster too these stay where the workflow was called: they need the network or seconds, or show what there is
 localrules:
     all,
     audit,

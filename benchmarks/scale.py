@@ -34,7 +34,7 @@ RUNGS = {  # name: stack, precision
     "openvino-int8": ("openvino-cpu", "int8"),
 }
 RUNS_A_ROUND = len(RUNGS)
-INPUTS_A_ROUND = 21  # of the configuration below; test_scale.py compares it with the plan
+INPUTS_A_ROUND = 22  # of the configuration below; test_scale.py compares it with the plan
 TRIVIAL = """
 SOURCES = [f"source/{n}" for n in range(config["sources"])]
 

@@ -23,7 +23,7 @@ _EXPORTERS = ("torch", "torchvision", "ultralytics", "transformers", "onnx", "on
 
 
 def export(
-    spec: dict[str, Any], weights: Path | None, inputs: Arrays, destination: Path, reference: Path
+    spec: dict[str, Any], weights: Path, inputs: Arrays, destination: Path, reference: Path
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Write the ONNX file and the reference outputs; return the identity and the figures of the build.
 
@@ -34,11 +34,7 @@ def export(
     started = time.monotonic()
     inputs = _ordered(spec, weights, inputs)
     module = models.load(spec, weights) if models.has_module(spec) else None
-    if module is not None and spec["weights"].get("seeded") is not None:
-        weights_sha256 = models.state_sha256(module)
-    else:
-        assert weights is not None  # models.input_specs or models.load has read it
-        weights_sha256 = sha256(weights)
+    weights_sha256 = sha256(weights)
     with replacing(destination) as temporary, replacing(reference) as temporary_reference:
         if module is None:
             models.export(spec, weights, None, temporary)

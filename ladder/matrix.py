@@ -240,10 +240,6 @@ class Matrix:
             found["threads"] = self.host(ladder.platform)["physical_cores"]
         return {"name": rung.name, "stack": rung.stack, **found}
 
-    def weights(self, model: str) -> str | None:
-        """A model's weights file; None where they are seeded."""
-        return export_file(model, "weights.bin") if self.config.models[model].weights.seeded is None else None
-
     def onnx(self, engine: Engine) -> str | None:
         """The ONNX file an engine is built from; None for a stack that runs the module."""
         source = self.config.stacks[engine.rung["stack"]].source

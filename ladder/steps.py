@@ -97,10 +97,10 @@ def local_weights(matrix: Matrix, model: str) -> str:
     return _state(Path(path)) if path else ""
 
 
-def weights_arguments(matrix: Matrix, model: str) -> str:
-    """How a script is told of a model's weights."""
-    weights = matrix.weights(model)
-    return f"--weights {weights} --weights-id {export_file(model, 'weights.id.json')}" if weights else ""
+def drawing_versions(matrix: Matrix, model: str) -> dict[str, str]:
+    """Versions of what draws seeded weights; none for a file."""
+    section = matrix.config.models[model]
+    return {} if section.weights.seeded is None else fingerprint.versions(["torch", section.source])
 
 
 def data_spec(matrix: Matrix, model: str, role: str) -> dict[str, Any]:
@@ -145,13 +145,15 @@ def conversion_versions() -> dict[str, str]:
 
 def engine_inputs(matrix: Matrix, engine: Engine) -> dict[str, Any]:
     """The inputs of an engine by name: small ids by content; big files are read beside them."""
-    inputs = {"export_id": export_file(engine.model, "fp32.id.json")}
+    inputs = {
+        "export_id": export_file(engine.model, "fp32.id.json"),
+        "weights_id": export_file(engine.model, "weights.id.json"),
+        "weights": export_file(engine.model, "weights.bin"),
+    }
     if environment_id := matrix.environment_id(engine.rung["stack"]):
         inputs["environment"] = environment_id
     if onnx := matrix.onnx(engine):
         inputs |= {"onnx_id": str(id_path_of(Path(onnx))), "onnx": onnx}
-    if weights := matrix.weights(engine.model):
-        inputs |= {"weights_id": export_file(engine.model, "weights.id.json"), "weights": weights}
     return inputs
 
 
@@ -245,7 +247,6 @@ def round_inputs(matrix: Matrix, model: str, name: str, batch: int) -> dict[str,
     ladder = matrix.ladders[name]
     engines = [matrix.engine(ladder, model, rung, batch) for rung in ladder.rungs]
     onnx = {path for engine in engines if (path := matrix.onnx(engine))}
-    weights = matrix.weights(model)
     return {
         "identities": [
             export_file(model, "fp32.id.json"),
@@ -258,7 +259,7 @@ def round_inputs(matrix: Matrix, model: str, name: str, batch: int) -> dict[str,
             export_file(model, "reference.npz"),
             *sorted(onnx),
             *sorted({engine.payload for engine in engines}),
-            *([weights] if weights else []),
+            export_file(model, "weights.bin"),
         ],
     }
 
@@ -292,7 +293,6 @@ def round_spec(matrix: Matrix, model: str, name: str, batch: int) -> dict[str, A
 
 def _round_rung(matrix: Matrix, ladder: Ladder, model: str, batch: int, rung: RungConfig) -> dict[str, Any]:
     engine = matrix.engine(ladder, model, rung, batch)
-    weights = matrix.weights(model)
     return {
         "rung": matrix.rung(ladder, rung),
         "stack": _stack_spec(matrix, rung.stack),
@@ -305,8 +305,8 @@ def _round_rung(matrix: Matrix, ladder: Ladder, model: str, batch: int, rung: Ru
         "pass": engine.verdict,
         "export_id": export_file(model, "fp32.id.json"),
         "onnx": matrix.onnx(engine),
-        "weights": weights,
-        "weights_id": weights and export_file(model, "weights.id.json"),
+        "weights": export_file(model, "weights.bin"),
+        "weights_id": export_file(model, "weights.id.json"),
     }
 
 

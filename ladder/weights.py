@@ -1,4 +1,4 @@
-"""Weights files: fetched or copied once, known by their sha256 ever after."""
+"""Weights files: fetched, copied or drawn once, known by their sha256 ever after."""
 
 from __future__ import annotations
 
@@ -22,17 +22,15 @@ def obtain(spec: dict[str, Any], destination: Path, pins: Path) -> dict[str, Any
     """Put the weights of a model's section at ``destination`` and return their identity.
 
     ``pins`` remembers the full sha256 of each of torchvision's files at its first fetch; a later fetch must
-    give the same. Seeded weights have no file: ``destination`` becomes empty and ``sha256`` None.
+    give the same. Seeded weights are a safetensors file, whose bytes depend on names and values alone.
     Raises StepError.
     """
     weights = spec["weights"]
     identity: dict[str, Any] = {"status": "ok", "sha256": None, "url": None}
     if weights.get("seeded") is not None:
-        with replacing(destination) as temporary:
-            temporary.touch()
+        identity["sha256"] = _draw(spec, destination)
     elif weights.get("pretrained"):
-        # by name, so that the weights of other models do not depend on this source
-        url, prefix = importlib.import_module(f"ladder.models.{spec['source']}").pretrained(spec)
+        url, prefix = _source(spec).pretrained(spec)
         known = read_json(pins) if pins.exists() else {}
         identity |= {"url": url, "sha256": fetch(url, known.get(url, prefix), destination)}
         write_json(pins, known | {url: identity["sha256"]})
@@ -47,6 +45,19 @@ def obtain(spec: dict[str, Any], destination: Path, pins: Path) -> dict[str, Any
             _refuse_pickle(spec, path)
         identity["sha256"] = _copy(path, pinned, destination)
     return identity | {"label": label(spec, identity)}
+
+
+def _source(spec: dict[str, Any]) -> Any:
+    """The model's source, imported by name: the weights of other models do not depend on it."""
+    return importlib.import_module(f"ladder.models.{spec['source']}")
+
+
+def _draw(spec: dict[str, Any], destination: Path) -> str:
+    from safetensors.torch import save
+
+    with replacing(destination) as temporary:
+        temporary.write_bytes(save(_source(spec).draw(spec).state_dict()))  # its save_file lets no other user read
+    return hash_file(destination)
 
 
 def label(spec: dict[str, Any], identity: dict[str, Any] | None = None) -> str:
@@ -119,8 +130,8 @@ def verify(spec: dict[str, Any], weights: Path | None) -> Path:
     """The weights file, once its bytes are proved to be the pinned or recorded ones.
 
     The hash comes from the model's section, else from the id that the weights step wrote beside the file.
-    Call it before anything reads the file. Raises StepError; without any hash too, since loading a pickle
-    runs code.
+    Call it before anything reads the file. Raises StepError; without any hash too, but for ONNX: loading a
+    pickle runs code, and nothing else says that a file is what a seed gives.
     """
     if weights is None or not weights.is_file():
         raise StepError(f"model {spec['name']} needs its weights file, {weights} is not there")
@@ -128,6 +139,11 @@ def verify(spec: dict[str, Any], weights: Path | None) -> Path:
     if not expected and id_path_of(weights).exists():
         expected = read_id(id_path_of(weights))["sha256"]
     if not expected:
+        if spec["weights"].get("seeded") is not None:
+            raise StepError(
+                f"{weights} has no {id_path_of(weights).name} beside it that says its sha256: delete it "
+                "to have both made again"
+            )
         _refuse_pickle(spec, weights)
         return weights
     found = hash_file(weights)

@@ -50,14 +50,6 @@ def retry(pattern):
     return lambda wildcards: attempts(pattern.format(**wildcards))
 
 
-def model_weights():
-    """The weights of a model as inputs: the small id by content, the big file once it is there."""
-    return {
-        "weights_id": lambda w: f"artifacts/{w.model}/weights.id.json" if matrix.weights(w.model) else [],
-        "weights": lambda w: ancient(matrix.weights(w.model)) if matrix.weights(w.model) else [],
-    }
-
-
 def with_big_files_ancient(inputs):
     """Inputs by name, those that an id beside them stands for only needing to be there."""
     return {name: ancient(path) if f"{name}_id" in inputs else path for name, path in inputs.items()}

@@ -12,6 +12,7 @@ rule weights:
     params:
         spec=spec(lambda w: steps.model_spec(matrix, w.model)),
         given=lambda w: steps.local_weights(matrix, w.model),
+        versions=lambda w: canonical_json(steps.drawing_versions(matrix, w.model)),
         code=code("weights", model_module),
         retry=retry("artifacts/{model}/weights.id.json"),
     shell:
@@ -22,7 +23,8 @@ rule weights:
 
 rule inputs:
     input:
-        **model_weights(),
+        weights_id="artifacts/{model}/weights.id.json",
+        weights=ancient("artifacts/{model}/weights.bin"),
     output:
         arrays="artifacts/{model}/{role}.npz",
         id="artifacts/{model}/{role}.id.json",
@@ -33,18 +35,19 @@ rule inputs:
         data=spec(lambda w: steps.data_spec(matrix, w.model, w.role)),
         given=lambda w: steps.data_state(matrix, w.model, w.role),
         samples=lambda w: SAMPLES[w.role],
-        weights=lambda w: steps.weights_arguments(matrix, w.model),
         code=code("inputs", model_module),
         retry=retry("artifacts/{model}/{role}.id.json"),
     shell:
         "$SUPERVISE --stage inputs --log {log:q} --outputs {output:q} --"
         " $PYTHON $SCRIPTS/inputs.py --spec {params.spec:q} --data {params.data:q} --samples {params.samples}"
-        " {params.weights} --output-npz {output.arrays:q} --output-id {output.id:q} --log {log:q}"
+        " --weights {input.weights:q} --weights-id {input.weights_id:q}"
+        " --output-npz {output.arrays:q} --output-id {output.id:q} --log {log:q}"
 
 
 rule export:
     input:
-        **model_weights(),
+        weights_id="artifacts/{model}/weights.id.json",
+        weights=ancient("artifacts/{model}/weights.bin"),
         id="artifacts/{model}/inputs.id.json",
         arrays=ancient("artifacts/{model}/inputs.npz"),
     output:
@@ -57,12 +60,12 @@ rule export:
         "logs/export/{model}.log",
     params:
         spec=spec(lambda w: steps.model_spec(matrix, w.model)),
-        weights=lambda w: steps.weights_arguments(matrix, w.model),
         code=code("export", model_module),
         versions=as_json(steps.export_versions),
         retry=retry("artifacts/{model}/fp32.id.json"),
     shell:
         "$SUPERVISE --stage export --log {log:q} --outputs {output:q} --"
-        " $PYTHON $SCRIPTS/export.py --spec {params.spec:q} {params.weights} --inputs {input.arrays:q}"
-        " --inputs-id {input.id:q} --output-onnx {output.onnx:q} --output-reference {output.reference:q}"
+        " $PYTHON $SCRIPTS/export.py --spec {params.spec:q} --weights {input.weights:q}"
+        " --weights-id {input.weights_id:q} --inputs {input.arrays:q} --inputs-id {input.id:q}"
+        " --output-onnx {output.onnx:q} --output-reference {output.reference:q}"
         " --output-id {output.id:q} --output-build {output.build:q} --output-graph {output.graph:q} --log {log:q}"

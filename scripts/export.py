@@ -12,14 +12,14 @@ import numpy as np
 from ladder import export, graph
 from ladder.artifacts import checked_id
 from ladder.files import write_json
-from ladder.step import json_file, read_id, step
+from ladder.step import json_file, step
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--spec", type=json_file, required=True, help="the model's section, JSON")
-    parser.add_argument("--weights", type=Path, help="the weights file; none for seeded weights")
-    parser.add_argument("--weights-id", type=Path, help="their identity, JSON")
+    parser.add_argument("--weights", type=Path, required=True, help="the weights file")
+    parser.add_argument("--weights-id", type=Path, help="their identity, JSON; the sha256 in it is checked")
     parser.add_argument("--inputs", type=Path, required=True, help="inputs.npz")
     parser.add_argument("--inputs-id", type=Path, help="their identity, JSON; the sha256 in it is checked")
     parser.add_argument("--output-onnx", type=Path, required=True, help="the ONNX file")
@@ -33,7 +33,7 @@ def main() -> None:
     outputs = [arguments.output_onnx, arguments.output_reference, arguments.output_build, arguments.output_graph]
     with step("export", arguments.output_id, outputs, arguments.log):
         if arguments.weights_id:
-            read_id(arguments.weights_id)
+            checked_id(arguments.weights, arguments.weights_id)
         if arguments.inputs_id:
             checked_id(arguments.inputs, arguments.inputs_id)
         with np.load(arguments.inputs, allow_pickle=False) as stored:

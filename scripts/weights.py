@@ -1,4 +1,4 @@
-"""Fetch or copy a model's weights and record their sha256."""
+"""Fetch, copy or draw a model's weights and record their sha256."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ladder.step import json_file, step
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--spec", type=json_file, required=True, help="the model's section, JSON")
-    parser.add_argument("--output-weights", type=Path, required=True, help="the file; empty for seeded weights")
+    parser.add_argument("--output-weights", type=Path, required=True, help="the file")
     parser.add_argument("--output-id", type=Path, required=True, help="its identity, JSON")
     parser.add_argument("--log", type=Path, help="where this log goes, for the record of a failure")
     arguments = parser.parse_args()

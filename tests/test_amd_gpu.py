@@ -40,6 +40,8 @@ while time.monotonic() < end:
         x @ x
     torch.cuda.synchronize()
 """
+YOLO = {"name": "yolo11n", "source": "ultralytics", "architecture": "yolo11n.yaml", "weights": {"seeded": 0}}
+YOLO |= {"input": [640, 640], "axes": {}, "opset": 17, "task": "detection"}
 STACK = """
 import json, sys
 import numpy as np
@@ -47,10 +49,9 @@ from pathlib import Path
 from ladder import models
 from ladder.stacks import pytorch
 from ladder.stacks.base import Rung, Source
-launch, precision = sys.argv[1:]
-model = {"name": "yolo11n", "source": "ultralytics", "architecture": "yolo11n.yaml", "weights": {"seeded": 0},
-         "input": [640, 640], "axes": {}, "opset": 17, "task": "detection"}
-source = Source(model, None, None, {"min": 1, "opt": 1, "max": 1}, {})
+launch, precision, weights, model = sys.argv[1:]
+model = json.loads(model)
+source = Source(model, None, Path(weights), {"min": 1, "opt": 1, "max": 1}, {})
 def outputs(device, launch, precision):
     rung = Rung("r", "s", device, "pytorch", "none", precision, launch, "static", "excluded", 4)
     stack = pytorch.create(device)
@@ -132,8 +133,8 @@ def test_the_samples_of_a_busy_gpu_make_sense(gpu, there, tmp_path):
 
 @pytest.mark.parametrize("launch", ["eager", "graph"])
 @pytest.mark.parametrize(("precision", "bound"), [("fp32", 1e-3), ("fp16", 5e-2), ("bf16", 3e-1)])
-def test_pytorch_on_an_amd_gpu(there, launch, precision, bound):
-    told = answer(there(STACK, launch, precision, cwd=os.fspath(ROOT)))
+def test_pytorch_on_an_amd_gpu(there, weights_of, launch, precision, bound):
+    told = answer(there(STACK, launch, precision, str(weights_of(YOLO)), json.dumps(YOLO), cwd=os.fspath(ROOT)))
     print(told)
     assert told["error"] < bound and told["facts"]["launch"] == launch
     assert told["facts"]["devices"] == ["cuda:0"] and told["facts"]["precision_hint"] == precision

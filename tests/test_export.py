@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -12,10 +13,10 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from ladder import export, models
+from ladder import export, models, weights
 from ladder.errors import StepError
 from ladder.files import read_json, sha256, write_json
-from ladder.step import UpstreamFailed, attempts_path, read_id, step
+from ladder.step import UpstreamFailed, attempts_path, id_path_of, read_id, step
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
 RESNET = {
@@ -39,6 +40,9 @@ BERT = RESNET | {
 YOLO = RESNET | {"name": "yolo", "source": "ultralytics", "architecture": "yolo11n.yaml", "task": "detection"}
 
 
+Weights = Callable[[dict], Path]
+
+
 def make_inputs(spec: dict, weights: Path | None = None, samples: int = 3) -> dict[str, np.ndarray]:
     random = np.random.default_rng(0)
     return {
@@ -47,7 +51,7 @@ def make_inputs(spec: dict, weights: Path | None = None, samples: int = 3) -> di
     }
 
 
-def run(spec: dict, folder: Path, weights: Path | None = None, samples: int = 3) -> tuple[dict, dict]:
+def run(spec: dict, folder: Path, weights: Path, samples: int = 3) -> tuple[dict, dict]:
     inputs = make_inputs(spec, weights, samples)
     return export.export(spec, weights, inputs, folder / "fp32.onnx", folder / "reference.npz")
 
@@ -57,8 +61,8 @@ def run(spec: dict, folder: Path, weights: Path | None = None, samples: int = 3)
     [(RESNET, 49, [["batch", 1000]]), (BERT, 114, [["batch", "sequence", 128], ["batch", 128]])],
     ids=["resnet", "bert"],
 )
-def test_torch_models(tmp_path: Path, spec: dict, nodes: int, outputs: list) -> None:
-    identity, build = run(spec, tmp_path)
+def test_torch_models(tmp_path: Path, spec: dict, nodes: int, outputs: list, weights_of: Weights) -> None:
+    identity, build = run(spec, tmp_path, weights_of(spec))
     assert identity["nodes"] == nodes
     assert identity["opset"] == spec["opset"]
     assert [each["shape"] for each in identity["outputs"]] == outputs
@@ -67,7 +71,7 @@ def test_torch_models(tmp_path: Path, spec: dict, nodes: int, outputs: list) -> 
     assert (identity["reference"], identity["weights"]) == ("pytorch", "seeded(0)")
     assert identity["sha256"] == sha256(tmp_path / "fp32.onnx")
     assert identity["reference_sha256"] == sha256(tmp_path / "reference.npz")
-    assert identity["weights_sha256"] == models.state_sha256(models.load(spec))
+    assert identity["weights_sha256"] == sha256(weights_of(spec))
     assert all(figures["relative"] < 1e-5 for figures in build["parity"].values())
     with np.load(tmp_path / "reference.npz") as reference:
         assert [each["name"] for each in identity["outputs"]] == reference.files
@@ -75,17 +79,18 @@ def test_torch_models(tmp_path: Path, spec: dict, nodes: int, outputs: list) -> 
     assert not list(tmp_path.glob(".*"))
 
 
-def export_command(spec: dict, folder: Path) -> list:
+def export_command(spec: dict, folder: Path, weights: Path) -> list:
     """The script's command for inputs that stand in ``folder`` already."""
     write_json(folder / "spec.json", spec)
     files = {"onnx": "fp32.onnx", "id": "fp32.id.json", "build": "fp32.build.json", "graph": "fp32.graph.json"}
     files["reference"] = "reference.npz"
     outputs = [part for key, name in files.items() for part in (f"--output-{key}", folder / name)]
     given = ["--inputs", folder / "inputs.npz", "--inputs-id", folder / "inputs.id.json"]
+    given += ["--weights", weights, "--weights-id", id_path_of(weights)]
     return [sys.executable, SCRIPTS / "export.py", "--spec", folder / "spec.json", *given, *outputs]
 
 
-def test_yolo11n_as_the_default_ladder_runs_it(tmp_path: Path) -> None:
+def test_yolo11n_as_the_default_ladder_runs_it(tmp_path: Path, weights_of: Weights) -> None:
     spec = YOLO | {"input": [640, 640], "opset": 17}
     write_json(tmp_path / "spec.json", spec)
     write_json(tmp_path / "data.json", {"pictures": "ultralytics"})
@@ -94,7 +99,7 @@ def test_yolo11n_as_the_default_ladder_runs_it(tmp_path: Path) -> None:
     subprocess.run([sys.executable, SCRIPTS / "inputs.py", *told, *arrays], check=True)
     hashes = set()
     for seed in ("1", "2"):  # of Python's hashes: no set's order may show in the file
-        command = export_command(spec, tmp_path)
+        command = export_command(spec, tmp_path, weights_of(spec))
         done = subprocess.run(command, env={"PYTHONHASHSEED": seed}, capture_output=True, check=True)
         assert done.stdout == b""
         hashes.add(sha256(tmp_path / "fp32.onnx"))
@@ -243,7 +248,9 @@ def test_an_output_that_is_not_finite_is_refused(tmp_path: Path) -> None:
         export.export(spec, path, inputs, tmp_path / "fp32.onnx", tmp_path / "reference.npz")
 
 
-def test_a_file_that_differs_from_pytorch_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_differs_from_pytorch_is_refused(
+    tmp_path: Path, weights_of: Weights, monkeypatch: pytest.MonkeyPatch
+) -> None:
     exporter = models.export
 
     def perturbing(spec: dict, weights: Path | None, module: object, destination: Path) -> None:
@@ -255,27 +262,31 @@ def test_a_file_that_differs_from_pytorch_is_refused(tmp_path: Path, monkeypatch
 
     monkeypatch.setattr(models, "export", perturbing)
     with pytest.raises(StepError, match="logits of model resnet at batch 1: ONNX differs .* by 0.5, .* is 0.001") as e:
-        run(RESNET, tmp_path)
+        run(RESNET, tmp_path, weights_of(RESNET))
     assert e.value.permanent
     assert not (tmp_path / "fp32.onnx").exists()
 
 
-def test_an_operator_that_the_opset_lacks_is_an_error(tmp_path: Path) -> None:
+def test_an_operator_that_the_opset_lacks_is_an_error(tmp_path: Path, weights_of: Weights) -> None:
     with pytest.raises(StepError, match="torch cannot export this model at opset 13: .*scaled_dot_product") as failure:
-        run(BERT | {"opset": 13}, tmp_path)
+        run(BERT | {"opset": 13}, tmp_path, weights_of(BERT))
     assert failure.value.permanent
 
 
-def test_another_opset_than_asked_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_opset_than_asked_is_an_error(
+    tmp_path: Path, weights_of: Weights, monkeypatch: pytest.MonkeyPatch
+) -> None:
     exporter = models.export
     monkeypatch.setattr(models, "export", lambda spec, *rest: exporter(spec | {"opset": 15}, *rest))
     with pytest.raises(StepError, match="the exporter wrote opset 15 for model resnet, asked was 13"):
-        run(RESNET, tmp_path)
+        run(RESNET, tmp_path, weights_of(RESNET))
 
 
 def test_wrong_inputs_are_named(tmp_path: Path) -> None:
     with pytest.raises(StepError, match="the inputs are x; model resnet takes input"):
-        export.export(RESNET, None, {"x": np.zeros(1)}, tmp_path / "fp32.onnx", tmp_path / "reference.npz")
+        export.export(
+            RESNET, tmp_path / "weights.bin", {"x": np.zeros(1)}, tmp_path / "fp32.onnx", tmp_path / "reference.npz"
+        )
 
 
 def test_detections_of_equal_score_may_change_places() -> None:
@@ -286,16 +297,32 @@ def test_detections_of_equal_score_may_change_places() -> None:
     assert all(np.array_equal(found, wanted) for _, found, wanted in parts)
 
 
-def test_the_script_passes_an_earlier_failure_on(tmp_path: Path) -> None:
+def test_the_script_passes_an_earlier_failure_on(tmp_path: Path, weights_of: Weights) -> None:
     record = {"status": "failed", "stage": "inputs", "reason": "no pictures", "permanent": False, "log": "a.log"}
     write_json(tmp_path / "inputs.id.json", record)
     (tmp_path / "inputs.npz").touch()
-    done = subprocess.run(export_command(RESNET, tmp_path), capture_output=True, text=True, check=True)
+    command = export_command(RESNET, tmp_path, weights_of(RESNET))
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert "export: no result: inputs failed: no pictures" in done.stderr
     assert read_json(tmp_path / "fp32.id.json") == record
     assert not attempts_path(tmp_path / "fp32.id.json").exists()
     assert all(path.stat().st_size == 0 for path in tmp_path.glob("fp32.*") if path.name != "fp32.id.json")
     assert (tmp_path / "reference.npz").read_bytes() == b""
+
+
+def test_damaged_weights_are_not_exported_and_made_anew_by_the_next_call(tmp_path: Path) -> None:
+    """The workflow makes weights again where their id has another number of attempts."""
+    path = tmp_path / "weights.bin"
+    write_json(tmp_path / "weights.id.json", weights.obtain(BERT, path, tmp_path / "pins.json"))
+    made = path.read_bytes()
+    path.write_bytes(made[:-1])
+    subprocess.run(export_command(BERT, tmp_path, path), capture_output=True, check=True)
+    record = read_json(tmp_path / "fp32.id.json")
+    assert (record["status"], record["permanent"]) == ("failed", False)
+    assert "was changed or cut short; the next call makes it anew" in record["reason"]
+    assert len(attempts_path(tmp_path / "weights.id.json").read_text().splitlines()) == 1
+    weights.obtain(BERT, path, tmp_path / "pins.json")
+    assert path.read_bytes() == made
 
 
 class TestStep:

@@ -17,13 +17,13 @@ NOTHING = Observed({}, {})
 
 
 @pytest.fixture(scope="module")
-def yolo(tmp_path_factory) -> tuple[Path, Observed, Path]:
+def yolo(tmp_path_factory, weights_of) -> tuple[Path, Observed, Path]:
     """YOLO11n with the weights of seed 0, what running it on two pictures shows, and the pictures."""
     folder = tmp_path_factory.mktemp("yolo")
     spec = {"name": "yolo11n", "source": "ultralytics", "architecture": "yolo11n.yaml", "weights": {"seeded": 0}}
     spec |= {"input": [640, 640], "opset": 17, "axes": {"batch": "batch"}, "task": "detection"}
     path, pictures = folder / "yolo11n.onnx", folder / "pictures.npz"
-    models.export(spec, None, models.load(spec), path)
+    models.export(spec, None, models.load(spec, weights_of(spec)), path)
     np.savez(pictures, **inputs.make({"pictures": "ultralytics"}, models.input_specs(spec), 2)[0])
     return path, graph.observe(path, graph.samples_of(pictures)), pictures
 

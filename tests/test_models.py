@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -13,10 +15,11 @@ import onnx
 import pytest
 import torch
 from onnx import TensorProto, helper
+from safetensors.torch import load_file, save_file
 
-from ladder import models
+from ladder import models, weights
 from ladder.errors import StepError
-from ladder.files import sha256
+from ladder.files import sha256, write_json
 from ladder.models import InputSpec, seeding
 
 YOLO = {
@@ -38,6 +41,7 @@ BERT = RESNET | {
     "axes": {"batch": "batch", "sequence": 16},
 }
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+Weights = Callable[[dict], Path]
 TORCH_MODELS = pytest.mark.parametrize("spec", [YOLO, RESNET, BERT], ids=lambda spec: spec["name"])
 
 
@@ -58,28 +62,66 @@ def save_onnx(path: Path, inputs: list, nodes: list | None = None) -> dict:
 
 
 @TORCH_MODELS
-def test_a_seed_says_the_weights(spec: dict) -> None:
-    first = models.state_sha256(models.load(spec))
+def test_a_seed_says_the_weights(spec: dict, tmp_path: Path) -> None:
+    def drawn(seed: int) -> str:
+        path, plain = tmp_path / "weights.bin", tmp_path / "plain"
+        plain.touch()
+        identity = weights.obtain(spec | {"weights": {"seeded": seed}}, path, tmp_path / "pins.json")
+        assert (identity["sha256"], identity["label"]) == (sha256(path), f"seeded({seed})")
+        assert path.stat().st_mode == plain.stat().st_mode  # others of a team read it too
+        return identity["sha256"]
+
+    first = drawn(0)
     torch.manual_seed(123)
-    assert models.state_sha256(models.load(spec)) == first
-    assert models.state_sha256(models.load(spec | {"weights": {"seeded": 1}})) != first
+    assert drawn(0) == first != drawn(1)
 
 
 @TORCH_MODELS
-def test_loading_leaves_the_process_as_it_was(spec: dict) -> None:
+def test_drawing_and_loading_leave_the_process_as_it_was(spec: dict, tmp_path: Path) -> None:
     torch.manual_seed(5)
     state, threads, environment = torch.get_rng_state(), torch.get_num_threads(), dict(os.environ)
-    module = models.load(spec)
-    assert torch.equal(torch.get_rng_state(), state)
-    assert torch.get_num_threads() == threads
-    assert dict(os.environ) == environment
+
+    def check() -> None:
+        assert torch.equal(torch.get_rng_state(), state)
+        assert torch.get_num_threads() == threads
+        assert dict(os.environ) == environment
+
+    path = tmp_path / "weights.bin"
+    write_json(tmp_path / "weights.id.json", weights.obtain(spec, path, tmp_path / "pins.json"))
+    check()
+    module = models.load(spec, path)
+    check()
     assert not module.training
     assert not any(parameter.requires_grad for parameter in module.parameters())
 
 
 @TORCH_MODELS
-def test_forward_gives_the_named_outputs_for_any_batch(spec: dict) -> None:
-    module = models.load(spec)
+def test_loading_draws_and_settles_nothing(spec: dict, weights_of: Weights, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = weights_of(spec)
+    source = importlib.import_module(f"ladder.models.{spec['source']}")
+    monkeypatch.setattr(seeding, "settle", lambda *_: pytest.fail("settled in loading"))
+    monkeypatch.setattr(source, "draw", lambda *_: pytest.fail("drawn in loading"))
+    models.load(spec, path)
+
+
+@TORCH_MODELS
+def test_seeded_weights_are_read_only_as_they_were_made(spec: dict, tmp_path: Path) -> None:
+    path = tmp_path / "weights.bin"
+    with pytest.raises(StepError, match=f"model {spec['name']} needs its weights file, {path} is not there"):
+        models.load(spec, path)
+    identity = weights.obtain(spec, path, tmp_path / "pins.json")
+    with pytest.raises(StepError, match="has no weights.id.json beside it that says its sha256: delete it"):
+        models.load(spec, path)
+    write_json(tmp_path / "weights.id.json", identity)
+    models.load(spec, path)
+    path.write_bytes(path.read_bytes()[:-1] + b"x")
+    with pytest.raises(StepError, match=f"expected {identity['sha256']}: delete it to have it made again"):
+        models.load(spec, path)
+
+
+@TORCH_MODELS
+def test_forward_gives_the_named_outputs_for_any_batch(spec: dict, weights_of: Weights) -> None:
+    module = models.load(spec, weights_of(spec))
     for batch in (1, 3):
         with torch.inference_mode():
             found = module(*example(spec, batch))
@@ -89,11 +131,11 @@ def test_forward_gives_the_named_outputs_for_any_batch(spec: dict) -> None:
 
 
 @pytest.mark.parametrize("spec", [YOLO, RESNET], ids=lambda spec: spec["name"])
-def test_batch_norms_are_fused(spec: dict) -> None:
-    assert not any(isinstance(part, torch.nn.BatchNorm2d) for part in models.load(spec).modules())
+def test_batch_norms_are_fused(spec: dict, weights_of: Weights) -> None:
+    assert not any(isinstance(part, torch.nn.BatchNorm2d) for part in models.load(spec, weights_of(spec)).modules())
 
 
-def test_fusing_changes_no_result() -> None:
+def test_fusing_changes_no_result(weights_of: Weights) -> None:
     import torchvision
 
     torch.manual_seed(0)
@@ -101,18 +143,19 @@ def test_fusing_changes_no_result() -> None:
     seeding.settle(plain, InputSpec("x", "float32", (3, 128, 128), "picture", *IMAGENET), 0, [plain.fc])
     with torch.inference_mode():
         picture = torch.rand(1, 3, 64, 64)
-        torch.testing.assert_close(models.load(RESNET)(picture), plain(picture), rtol=1e-4, atol=1e-5)
+        found = models.load(RESNET, weights_of(RESNET))(picture)
+        torch.testing.assert_close(found, plain(picture), rtol=1e-4, atol=1e-5)
 
 
-def test_the_decode_head_follows_the_input_size() -> None:
-    module = models.load(YOLO)
+def test_the_decode_head_follows_the_input_size(weights_of: Weights) -> None:
+    module = models.load(YOLO, weights_of(YOLO))
     with torch.inference_mode():
         assert module(torch.zeros(1, 3, 64, 64)).shape == (1, 84, 84)
         assert module(torch.zeros(1, 3, 96, 64)).shape == (1, 84, 126)
 
 
-def test_the_mask_is_applied_in_eager_mode_too() -> None:
-    module = models.load(BERT)
+def test_the_mask_is_applied_in_eager_mode_too(weights_of: Weights) -> None:
+    module = models.load(BERT, weights_of(BERT))
     tokens, mask = torch.arange(16)[None], torch.ones(1, 16, dtype=torch.int64)
     with torch.inference_mode():
         whole = module(tokens, mask, torch.zeros_like(tokens))[0]
@@ -123,8 +166,11 @@ def test_the_mask_is_applied_in_eager_mode_too() -> None:
     torch.testing.assert_close(half[:, :8], other[:, :8])
 
 
-def test_the_module_is_the_one_ultralytics_exports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    models.export(YOLO, None, models.load(YOLO), tmp_path / "ours.onnx")
+def test_the_module_is_the_one_ultralytics_exports(
+    tmp_path: Path, weights_of: Weights, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = weights_of(YOLO)
+    models.export(YOLO, path, models.load(YOLO, path), tmp_path / "ours.onnx")
     from ultralytics import YOLO as Yolo
 
     monkeypatch.chdir(tmp_path)
@@ -146,8 +192,8 @@ def test_the_module_is_the_one_ultralytics_exports(tmp_path: Path, monkeypatch: 
     assert all(np.array_equal(array, weights[1][name]) for name, array in weights[0].items())
 
 
-def test_a_checkpoint_needs_its_hash_before_it_is_read(tmp_path: Path) -> None:
-    models.load(YOLO)  # imports ultralytics contained
+def test_a_checkpoint_needs_its_hash_before_it_is_read(tmp_path: Path, weights_of: Weights) -> None:
+    models.load(YOLO, weights_of(YOLO))  # imports ultralytics contained
     from ultralytics import YOLO as Yolo
 
     torch.manual_seed(3)
@@ -166,14 +212,16 @@ def test_a_checkpoint_needs_its_hash_before_it_is_read(tmp_path: Path) -> None:
         models.load(spec | {"weights": {"path": "own.pt", "sha256": sha256(path)}}, path)
 
 
-def test_bert_takes_a_state_file(tmp_path: Path) -> None:
-    from safetensors.torch import save_file
-
-    module = models.load(BERT | {"weights": {"seeded": 7}})
+@pytest.mark.parametrize("save", [save_file, torch.save], ids=["safetensors", "torch"])
+def test_bert_takes_a_state_file(tmp_path: Path, weights_of: Weights, save: Callable) -> None:
+    seeded = BERT | {"weights": {"seeded": 7}}
+    expected = load_file(weights_of(seeded))
     path = tmp_path / "weights.bin"
-    save_file({name.removeprefix("model."): tensor for name, tensor in module.state_dict().items()}, path)
+    save({f"bert.{name}": tensor for name, tensor in expected.items()}, path)
     spec = BERT | {"weights": {"path": "bert.safetensors", "sha256": sha256(path)}}
-    assert models.state_sha256(models.load(spec, path)) == models.state_sha256(module)
+    found = models.load(spec, path).state_dict()
+    assert found.keys() == {f"model.{name}" for name in expected}
+    assert all(torch.equal(found[f"model.{name}"], tensor) for name, tensor in expected.items())
 
 
 @pytest.mark.parametrize(
@@ -187,10 +235,10 @@ def test_bert_takes_a_state_file(tmp_path: Path) -> None:
         (YOLO | {"architecture": None, "weights": {"path": "x.pt", "sha256": "0" * 64}}, "needs its weights file"),
     ],
 )
-def test_what_cannot_be_loaded_is_named(spec: dict, message: str) -> None:
+def test_what_cannot_be_loaded_is_named(spec: dict, message: str, tmp_path: Path, weights_of: Weights) -> None:
     with pytest.raises(StepError, match=message):
         models.axes(spec)
-        models.load(spec)
+        models.load(spec, weights_of(spec) if "seeded" in spec["weights"] else tmp_path / "weights.bin")
 
 
 def test_axes_of_the_torch_models() -> None:

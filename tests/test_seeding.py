@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,8 @@ import torch
 from onnx import numpy_helper
 from torch import nn
 
-from ladder import export, graph, inputs, models, parity, precision
+from ladder import export, graph, inputs, models, parity, precision, weights
+from ladder.files import sha256, write_json
 from ladder.models import InputSpec, seeding
 
 YOLO = {
@@ -35,6 +37,7 @@ RESNET = YOLO | {
     "input": [224, 224],
     "task": "generic",
 }
+Weights = Callable[[dict], Path]
 BOTH = pytest.mark.parametrize("spec", [YOLO, RESNET], ids=lambda spec: spec["name"])
 PICTURE = InputSpec("x", "float32", (3, 40, 40), "picture")
 
@@ -52,9 +55,9 @@ def rms(values: np.ndarray) -> float:
 
 
 @BOTH
-def test_outputs_depend_on_the_picture(spec: dict) -> None:
+def test_outputs_depend_on_the_picture(spec: dict, weights_of: Weights) -> None:
     with torch.inference_mode():
-        found = models.load(spec)(torch.from_numpy(pictures(spec))).numpy()
+        found = models.load(spec, weights_of(spec))(torch.from_numpy(pictures(spec))).numpy()
     parts = [found[:, :4], found[:, 4:]] if spec is YOLO else [found]
     for part, least in zip(parts, (0.02, 0.5) if spec is YOLO else (0.3,), strict=True):
         for one, other in ((0, 1), (0, 2), (1, 2)):
@@ -65,17 +68,17 @@ def test_outputs_depend_on_the_picture(spec: dict) -> None:
     ("architecture", "side"),  # as drawn: beyond FP16's range, three times at about 0
     [("resnet101", 128), ("mobilenet_v3_large", 128), ("efficientnet_b0", 128), ("vit_b_16", 224)],
 )
-def test_other_classifiers_depend_on_the_picture(architecture: str, side: int) -> None:
+def test_other_classifiers_depend_on_the_picture(architecture: str, side: int, weights_of: Weights) -> None:
     spec = RESNET | {"architecture": architecture, "input": [side, side]}
     with torch.inference_mode():
-        found = models.load(spec)(torch.from_numpy(pictures(spec))).numpy()
+        found = models.load(spec, weights_of(spec))(torch.from_numpy(pictures(spec))).numpy()
     assert 0.1 < rms(found) < 100
     assert min(rms(found[0] - found[other]) / rms(found) for other in (1, 2)) > 0.15
 
 
 @BOTH
-def test_values_stay_within_fp16(spec: dict) -> None:
-    module, seen = models.load(spec), []
+def test_values_stay_within_fp16(spec: dict, weights_of: Weights) -> None:
+    module, seen = models.load(spec, weights_of(spec)), []
 
     def look(_: nn.Module, __: tuple, output: torch.Tensor) -> None:  # at once: ReLU may work in place
         zero = float((output.half() == 0).float().mean())
@@ -92,15 +95,19 @@ def test_values_stay_within_fp16(spec: dict) -> None:
 
 
 @BOTH
-def test_any_process_and_number_of_threads_gives_the_same_weights(spec: dict) -> None:
+def test_any_process_and_number_of_threads_gives_the_same_weights(
+    spec: dict, weights_of: Weights, tmp_path: Path
+) -> None:
     code = (
-        "import sys, torch; torch.set_num_threads(int(sys.argv[1])); from ladder import models; "
-        "print(models.state_sha256(models.load(eval(sys.argv[2]))))"
+        "import sys, torch; torch.set_num_threads(int(sys.argv[1])); from pathlib import Path; "
+        "from ladder import weights; made, pins = map(Path, sys.argv[3:]); "
+        "print(weights.obtain(eval(sys.argv[2]), made, pins)['sha256'])"
     )
     root = Path(models.__file__).parents[2]
-    found = {models.state_sha256(models.load(spec | {"input": [64, 64]}))}  # whatever the input
+    found = {sha256(weights_of(spec))}
+    files = [tmp_path / "weights.bin", tmp_path / "pins.json"]
     for threads in ("1", "16"):
-        command = [sys.executable, "-c", code, threads, repr(spec)]
+        command = [sys.executable, "-c", code, threads, repr(spec | {"input": [64, 64]}), *files]  # whatever the input
         found.add(subprocess.run(command, cwd=root, capture_output=True, text=True, check=True).stdout.strip())
     assert len(found) == 1
 
@@ -188,23 +195,24 @@ def without_stem(path: Path) -> Path:
 
 
 def test_as_drawn_a_model_without_its_backbone_would_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    given, fp32 = pictures(YOLO)[:2], tmp_path / "fp32.onnx"
+    given, fp32, path = pictures(YOLO)[:2], tmp_path / "fp32.onnx", tmp_path / "weights.bin"
     verdicts = []
     for drawn in (False, True):
         if drawn:
             monkeypatch.setattr(seeding, "settle", lambda *_: None)
-        models.export(YOLO, None, models.load(YOLO), fp32)
+        write_json(tmp_path / "weights.id.json", weights.obtain(YOLO, path, tmp_path / "pins.json"))
+        models.export(YOLO, path, models.load(YOLO, path), fp32)
         figures = parity.compare(answers(without_stem(fp32), given), answers(fp32, given), "detection")
         verdicts.append(parity.judge(figures, parity.DEFAULT_THRESHOLDS["fp32"], seeded=True)[0])
     assert verdicts == ["exclude", "pass"]
 
 
 @BOTH
-def test_parity_tells_a_converted_model_from_a_broken_one(spec: dict, tmp_path: Path) -> None:
+def test_parity_tells_a_converted_model_from_a_broken_one(spec: dict, tmp_path: Path, weights_of: Weights) -> None:
     given, fp32, samples = pictures(spec)[:2], tmp_path / "fp32.onnx", tmp_path / "inputs.npz"
     (name,) = models.input_names(spec)
     np.savez(samples, **{name: given})
-    export.export(spec, None, {name: given}, fp32, tmp_path / "reference.npz")
+    export.export(spec, weights_of(spec), {name: given}, fp32, tmp_path / "reference.npz")
     with np.load(tmp_path / "reference.npz") as arrays:
         reference = dict(arrays)
 

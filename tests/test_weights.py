@@ -16,7 +16,7 @@ import torchvision
 
 from ladder import models, weights
 from ladder.errors import StepError
-from ladder.files import read_json, write_json
+from ladder.files import read_json, sha256, write_json
 from ladder.models import torchvision as source
 
 BODY = b"weights" * 300_000
@@ -160,9 +160,9 @@ def test_torchvisions_files_are_known_by_their_name_then_by_their_hash(
 
 
 def test_the_script_records_what_it_did(server: str, tmp_path: Path) -> None:
-    def run(section: dict) -> dict:
+    def run(section: dict, **model: str) -> dict:
         files = ["--output-weights", tmp_path / "weights.bin", "--output-id", tmp_path / "weights.id.json"]
-        write_json(tmp_path / "spec.json", spec_of(**section))
+        write_json(tmp_path / "spec.json", spec_of(**section) | model)
         command = [sys.executable, SCRIPT, "--spec", tmp_path / "spec.json", *files]
         subprocess.run(command, check=True, capture_output=True)
         return read_json(tmp_path / "weights.id.json")
@@ -176,4 +176,12 @@ def test_the_script_records_what_it_did(server: str, tmp_path: Path) -> None:
     assert len(attempts.read_text().splitlines()) == 1
     assert run({"url": f"{server}/w.pt", "sha256": "0" * 64})["permanent"]
     assert len(attempts.read_text().splitlines()) == 1
-    assert run({"seeded": 5}) == {"status": "ok", "sha256": None, "url": None, "label": "seeded(5)"}
+    drawn = run({"seeded": 5}, source="transformers", architecture="bert-tiny")
+    assert drawn == {
+        "status": "ok",
+        "sha256": sha256(tmp_path / "weights.bin"),
+        "url": None,
+        "label": "seeded(5)",
+    }
+    failed = run({"seeded": 5}, source="transformers", architecture="bert-huge")
+    assert (failed["status"], failed["permanent"]) == ("failed", True) and "known are bert-tiny" in failed["reason"]

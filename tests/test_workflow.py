@@ -263,7 +263,7 @@ MODULES = {
     "ladder/parity.py": (ENDINGS | {"audit_engine"}, MEASURED),
     "ladder/precision.py": (ENDINGS | BUILT | {"precision"}, {"resnet"}),
     "ladder/inputs.py": (ENDINGS | BUILT | {"inputs", "export", "precision"}, MEASURED),
-    "ladder/models/torchvision.py": (ENDINGS | BUILT | {"inputs", "export", "precision"}, {"resnet"}),
+    "ladder/models/torchvision.py": (ENDINGS | BUILT | {"weights", "inputs", "export", "precision"}, {"resnet"}),
     "ladder/models/ultralytics.py": (set(), set()),
 }
 OTHER_FILES = {

@@ -6,7 +6,6 @@ Everything is decided by the model's section of the configuration (``spec``) and
 
 from __future__ import annotations
 
-import hashlib
 import importlib
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,6 +38,8 @@ class InputSpec:
 class Source(Protocol):
     """What a module of this package defines. All raise StepError."""
 
+    def draw(self, spec: Spec) -> torch.nn.Module: ...  # as its seed gives it, not fused; the source onnx has none
+
     def load(self, spec: Spec, weights: Path | None) -> torch.nn.Module: ...
 
     def input_specs(self, spec: Spec, weights: Path | None) -> list[InputSpec]: ...
@@ -60,8 +61,8 @@ def has_module(spec: Spec) -> bool:
     return spec["source"] != "onnx"
 
 
-def load(spec: Spec, weights: Path | None = None) -> torch.nn.Module:
-    """The model on the CPU in FP32: eval, without gradients, convolutions fused with their batch norms.
+def load(spec: Spec, weights: Path | None) -> torch.nn.Module:
+    """The model on the CPU in FP32, read from its weights file: eval, without gradients, batch norms fused.
 
     ``forward`` takes the inputs by position in the order of ``input_names`` and returns a tensor or a
     tuple of them in the order of ``output_names``. The decode head of a detector is inside. Leaves the
@@ -95,15 +96,6 @@ def export(spec: Spec, weights: Path | None, module: torch.nn.Module | None, des
     ``module`` is what ``load`` gave (None for a model that exists as ONNX only); it may be changed.
     """
     _source(spec).export(spec, weights, module, destination)
-
-
-def state_sha256(module: torch.nn.Module) -> str:
-    """One hash over the names, types, shapes and values of a module's parameters and buffers."""
-    hasher = hashlib.sha256()
-    for name, tensor in sorted(module.state_dict().items()):
-        hasher.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-        hasher.update(tensor.detach().cpu().contiguous().numpy().tobytes())
-    return hasher.hexdigest()
 
 
 def dtype_of(spec: Spec, value: Any) -> str:

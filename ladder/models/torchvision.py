@@ -32,25 +32,33 @@ def pretrained(spec: Spec) -> tuple[str, str]:
     return url, match[1]
 
 
+def draw(spec: Spec) -> torch.nn.Module:
+    import torch
+    import torchvision
+
+    _check(spec)
+    seed = spec["weights"]["seeded"]
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        module = torchvision.models.get_model(spec["architecture"], weights=None).eval()
+    least = torchvision.models.get_model_weights(spec["architecture"]).DEFAULT.meta["min_size"]
+    layers = [part for part in module.modules() if isinstance(part, torch.nn.Conv2d | torch.nn.Linear)]
+    sides = [max(_SETTLING, side) for side in least]  # whatever the input: a seed says the weights
+    seeding.settle(module, InputSpec("input", "float32", (3, *sides), "picture", _MEAN, _STD), seed, [layers[-1]])
+    return module
+
+
 def load(spec: Spec, weights: Path | None) -> torch.nn.Module:
     import torch
     import torchvision
+    from safetensors.torch import load_file
     from torch.fx.experimental import optimization
 
     _check(spec)
-    seed = spec["weights"].get("seeded")
+    path, seeded = verify(spec, weights), spec["weights"].get("seeded") is not None
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed or 0)
-        module = torchvision.models.get_model(spec["architecture"], weights=None)
-    module.eval()
-    if seed is not None:
-        least = torchvision.models.get_model_weights(spec["architecture"]).DEFAULT.meta["min_size"]
-        layers = [part for part in module.modules() if isinstance(part, torch.nn.Conv2d | torch.nn.Linear)]
-        sides = [max(_SETTLING, side) for side in least]  # whatever the input: a seed says the weights
-        seeding.settle(module, InputSpec("input", "float32", (3, *sides), "picture", _MEAN, _STD), seed, [layers[-1]])
-    else:
-        path = verify(spec, weights)
-        module.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))
+        module = torchvision.models.get_model(spec["architecture"], weights=None).eval()
+    module.load_state_dict(load_file(path) if seeded else torch.load(path, map_location="cpu", weights_only=True))
     return optimization.fuse(module)
 
 

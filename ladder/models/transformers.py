@@ -18,24 +18,15 @@ _INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 _OUTPUTS = ("last_hidden_state", "pooler_output")
 
 
+def draw(spec: Spec) -> torch.nn.Module:
+    return _built(spec, spec["weights"]["seeded"])
+
+
 def load(spec: Spec, weights: Path | None) -> torch.nn.Module:
     import torch
-    from transformers import BertConfig, BertModel
 
-    layers, hidden, heads = _size(spec)
-    config = BertConfig(
-        num_hidden_layers=layers,
-        hidden_size=hidden,
-        num_attention_heads=heads,
-        intermediate_size=4 * hidden,
-        attn_implementation="sdpa",
-    )
-    seed = spec["weights"].get("seeded")
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed or 0)
-        model = BertModel(config)
-    if seed is None:
-        model.load_state_dict(_state(verify(spec, weights)))
+    model = _built(spec)
+    model.load_state_dict(_state(verify(spec, weights)))
 
     class Encoder(torch.nn.Module):
         """Takes its inputs by position in the order of the ONNX file; returns a tuple of tensors."""
@@ -72,6 +63,23 @@ def export(spec: Spec, weights: Path | None, module: torch.nn.Module | None, des
     tracing.to_onnx(module, input_specs(spec, weights), list(_OUTPUTS), dynamic, spec["opset"], destination)
 
 
+def _built(spec: Spec, seed: int = 0) -> torch.nn.Module:
+    import torch
+    from transformers import BertConfig, BertModel
+
+    layers, hidden, heads = _size(spec)
+    config = BertConfig(
+        num_hidden_layers=layers,
+        hidden_size=hidden,
+        num_attention_heads=heads,
+        intermediate_size=4 * hidden,
+        attn_implementation="sdpa",
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return BertModel(config)
+
+
 def _size(spec: Spec) -> tuple[int, int, int]:
     if spec["architecture"] not in _SIZES:
         raise StepError(
@@ -93,6 +101,6 @@ def _state(path: Path) -> dict[str, torch.Tensor]:
     from safetensors.torch import load_file
 
     with open(path, "rb") as stream:
-        is_pickle = stream.read(2) == b"PK"  # torch saves zip files
+        is_pickle = stream.read(4) == b"PK\3\4"  # torch saves zip files
     state = torch.load(path, map_location="cpu", weights_only=True) if is_pickle else load_file(path)
     return {name.removeprefix("bert."): tensor for name, tensor in state.items() if not name.startswith("cls.")}

@@ -23,46 +23,49 @@ if TYPE_CHECKING:
 _SETTLING = 192  # pixels, least side of the pictures that seeded weights are settled on
 
 
+def draw(spec: Spec) -> torch.nn.Module:
+    import torch
+
+    with _contained(), torch.random.fork_rng(devices=[]):
+        from ultralytics.nn.modules import Detect, RTDETRDecoder
+
+        seed = spec["weights"]["seeded"]
+        torch.manual_seed(seed)
+        model = _without_nms(_architecture(spec))
+        head = model.model[-1]
+        # RT-DETR goes on with its best candidates: settled, which they are hung on FP32's last bits
+        if not isinstance(head, RTDETRDecoder):
+            ends = [branch[-1] for branch in (*head.cv2, *head.cv3)] if isinstance(head, Detect) else []
+            stride = _stride(model)
+            side = math.ceil(_SETTLING / stride) * stride  # whatever the input: a seed says the weights
+            seeding.settle(model, InputSpec("images", "float32", (3, side, side), "picture"), seed, ends)
+    return model
+
+
 def load(spec: Spec, weights: Path | None) -> torch.nn.Module:
     """The module as ultralytics' own ONNX exporter would trace it (``engine/exporter.py``), with its decode head.
 
     The grid of anchor points is computed once a shape, as in stock PyTorch; ``export`` makes it part of the graph.
     """
     import torch
+    from safetensors.torch import load_file
 
+    path = verify(spec, weights)
     with _contained(), torch.random.fork_rng(devices=[]):
-        from ultralytics import RTDETR, YOLO
-        from ultralytics.nn.modules import C2f, Detect, RTDETRDecoder
+        from ultralytics.nn.modules import C2f
 
-        seed = spec["weights"].get("seeded")
-        if seed is not None:
-            torch.manual_seed(seed)
-            try:
-                family = RTDETR if "rtdetr" in Path(spec["architecture"]).stem else YOLO
-                model = family(spec["architecture"]).model
-            except FileNotFoundError as error:
-                raise StepError(
-                    f"ultralytics has no architecture '{spec['architecture']}'; it should look like yolo11n.yaml",
-                    permanent=True,
-                ) from error
+        if spec["weights"].get("seeded") is not None:
+            model = _architecture(spec)
+            model.load_state_dict(load_file(path))
         else:
-            model = _checkpoint(spec, verify(spec, weights))
-        stride = int(max(model.stride))
+            model = _checkpoint(spec, path)
+        stride = _stride(model)
         if any(side % stride for side in spec["input"]):
             raise StepError(
                 f"input {spec['input']} of model {spec['name']} must be multiples of its stride, {stride}",
                 permanent=True,
             )
-        model = model.eval().float()
-        if hasattr(model, "end2end"):
-            model.end2end = False  # the exporter's default: NMS stays outside, as the timed part asks
-        head = model.model[-1]
-        # RT-DETR goes on with its best candidates: settled, which they are hung on FP32's last bits
-        if seed is not None and not isinstance(head, RTDETRDecoder):
-            ends = [branch[-1] for branch in (*head.cv2, *head.cv3)] if isinstance(head, Detect) else []
-            side = math.ceil(_SETTLING / stride) * stride  # whatever the input: a seed says the weights
-            seeding.settle(model, InputSpec("images", "float32", (3, side, side), "picture"), seed, ends)
-        model = model.fuse(verbose=False)
+        model = _without_nms(model).fuse(verbose=False)
         for module in model.modules():
             if hasattr(module, "export"):
                 module.export, module.format = True, "onnx"
@@ -93,6 +96,30 @@ def export(spec: Spec, weights: Path | None, module: torch.nn.Module | None, des
     dynamic = {"images": {0: "batch", 2: "height", 3: "width"}, **{name: {0: "batch"} for name in names}}
     with _contained():
         tracing.to_onnx(module, input_specs(spec, weights), names, dynamic, spec["opset"], destination)
+
+
+def _architecture(spec: Spec) -> Any:
+    from ultralytics import RTDETR, YOLO
+
+    family = RTDETR if "rtdetr" in Path(spec["architecture"]).stem else YOLO
+    try:
+        return family(spec["architecture"]).model
+    except FileNotFoundError as error:
+        raise StepError(
+            f"ultralytics has no architecture '{spec['architecture']}'; it should look like yolo11n.yaml",
+            permanent=True,
+        ) from error
+
+
+def _without_nms(model: Any) -> Any:
+    """The model in eval and FP32; NMS stays outside, the exporter's default, as the timed part asks."""
+    if hasattr(model, "end2end"):
+        model.end2end = False
+    return model.eval().float()
+
+
+def _stride(model: Any) -> int:
+    return int(max(model.stride))
 
 
 def _checkpoint(spec: Spec, weights: Path) -> Any:
