@@ -248,6 +248,10 @@ class Matrix:
         own = BY_THE_RUNTIME.get(engine.precision, engine.precision) if source == "fp32-onnx" else engine.precision
         return export_file(engine.model, f"{_file_precision(own)}.onnx")
 
+    def weights(self, engine: Engine) -> str | None:
+        """The weights an engine's module is loaded with; None for a stack that starts from an ONNX file."""
+        return None if self.onnx(engine) else export_file(engine.model, "weights.bin")
+
     def graph(self, engine: Engine) -> str:
         """What the ONNX file that an engine computes says of its nodes: the FP32 one for a stack that runs a module."""
         return str(Path(self.onnx(engine) or export_file(engine.model, "fp32.onnx")).with_suffix(".graph.json"))

@@ -145,15 +145,12 @@ def conversion_versions() -> dict[str, str]:
 
 def engine_inputs(matrix: Matrix, engine: Engine) -> dict[str, Any]:
     """The inputs of an engine by name: small ids by content; big files are read beside them."""
-    inputs = {
-        "export_id": export_file(engine.model, "fp32.id.json"),
-        "weights_id": export_file(engine.model, "weights.id.json"),
-        "weights": export_file(engine.model, "weights.bin"),
-    }
+    inputs = {"export_id": export_file(engine.model, "fp32.id.json")}
     if environment_id := matrix.environment_id(engine.rung["stack"]):
         inputs["environment"] = environment_id
-    if onnx := matrix.onnx(engine):
-        inputs |= {"onnx_id": str(id_path_of(Path(onnx))), "onnx": onnx}
+    for name, path in (("onnx", matrix.onnx(engine)), ("weights", matrix.weights(engine))):
+        if path:
+            inputs |= {f"{name}_id": str(id_path_of(Path(path))), name: path}
     return inputs
 
 
@@ -246,7 +243,7 @@ def round_inputs(matrix: Matrix, model: str, name: str, batch: int) -> dict[str,
     """The small identity files that the rounds of a ladder and batch depend on, and the big files they read."""
     ladder = matrix.ladders[name]
     engines = [matrix.engine(ladder, model, rung, batch) for rung in ladder.rungs]
-    onnx = {path for engine in engines if (path := matrix.onnx(engine))}
+    networks = {path for engine in engines for path in (matrix.onnx(engine), matrix.weights(engine)) if path}
     return {
         "identities": [
             export_file(model, "fp32.id.json"),
@@ -257,9 +254,8 @@ def round_inputs(matrix: Matrix, model: str, name: str, batch: int) -> dict[str,
         "files": [
             export_file(model, "inputs.npz"),
             export_file(model, "reference.npz"),
-            *sorted(onnx),
+            *sorted(networks),
             *sorted({engine.payload for engine in engines}),
-            export_file(model, "weights.bin"),
         ],
     }
 
@@ -293,6 +289,7 @@ def round_spec(matrix: Matrix, model: str, name: str, batch: int) -> dict[str, A
 
 def _round_rung(matrix: Matrix, ladder: Ladder, model: str, batch: int, rung: RungConfig) -> dict[str, Any]:
     engine = matrix.engine(ladder, model, rung, batch)
+    weights = matrix.weights(engine)
     return {
         "rung": matrix.rung(ladder, rung),
         "stack": _stack_spec(matrix, rung.stack),
@@ -305,8 +302,8 @@ def _round_rung(matrix: Matrix, ladder: Ladder, model: str, batch: int, rung: Ru
         "pass": engine.verdict,
         "export_id": export_file(model, "fp32.id.json"),
         "onnx": matrix.onnx(engine),
-        "weights": export_file(model, "weights.bin"),
-        "weights_id": export_file(model, "weights.id.json"),
+        "weights": weights,
+        "weights_id": weights and str(id_path_of(Path(weights))),
     }
 
 

@@ -55,6 +55,20 @@ def test_the_default_plan():
     assert plan.onnx(engines["pytorch-cpu-fp32"]) is None
 
 
+def test_only_a_module_reads_the_weights():
+    plan = matrix()
+    for engine in plan.engines.values():
+        files = {"onnx", "onnx_id"} if plan.onnx(engine) else {"weights", "weights_id"}
+        assert steps.engine_inputs(plan, engine).keys() == files | {"export_id"}
+    (spec,) = [spec for path, spec in specs(plan)[2].items() if path.endswith("b1/1.json")]
+    for rung in spec["rungs"]:
+        of_module = rung["rung"]["name"].startswith("pytorch")
+        assert (rung["weights"], rung["onnx"] is None) == (
+            "artifacts/yolo11n/weights.bin" if of_module else None,
+            of_module,
+        )
+
+
 @settings(deadline=None, max_examples=20)  # each example plans two configurations
 @given(batch=st.integers(2, 8).filter(lambda b: b != 4), rounds=st.integers(9, 12))
 def test_more_batches_and_rounds_change_nothing_that_was_there(batch, rounds):

@@ -40,7 +40,7 @@ class Source:
 
     model: dict[str, Any]  # the model's section of the configuration, resolved, with its name
     onnx: Path | None  # the ONNX file of the rung's precision; None for a stack that runs the module
-    weights: Path | None  # a weights file, where the model has one
+    weights: Path | None  # the weights of the module; None for a stack that starts from an ONNX file
     profile: dict[str, int]  # batch sizes: {"min": .., "opt": .., "max": ..}
     axes: dict[str, int | str]  # value of each dynamic axis by name; the batch axis has "batch"
 
