@@ -27,9 +27,10 @@ AGAIN = "its round is measured again by the next call, or once its files are del
 Row = dict[str, Any]
 
 
-def read_round(path: Path) -> Row:
+def read_round(path: Path, place: Row | None = None) -> Row:
     """One round's record and its path. Raises StepError where it is not whole or not of the round that it is named by.
 
+    ``place`` is that round (``place_of``) where the path, of a copy, does not name it.
     Raises UpstreamFailed, with the failed record, where the round's job could not go on.
     """
     try:
@@ -41,7 +42,7 @@ def read_round(path: Path) -> Row:
         }
         missing |= {column for row in record["rows"] for column in RECORDED if column not in row}
         missing |= {column for row in record["failures"] for column in tables.FAILURES if column not in row}
-        place = place_of(path)
+        place = place or place_of(path)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise StepError(f"{path}: not a round's record ({error!r}); {AGAIN}") from None
     if missing:

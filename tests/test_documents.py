@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import csv
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 from workflow_run import ROOT
 
 from ladder import audit, config, tables
-from ladder.aggregate import aggregate
+from ladder.aggregate import aggregate, write_table
 from ladder.documents import FILES, beyond_tops, deep_gap, gpu_bench, paths
 from ladder.documents.runs import Round, Run
 from ladder.documents.write import write
@@ -70,6 +71,24 @@ def made(tmp_path_factory):
 def table(path: Path) -> list[dict[str, str]]:
     with open(path, newline="", encoding="utf-8") as stream:
         return list(csv.DictReader(stream))
+
+
+@pytest.mark.parametrize("flat", [False, True])
+def test_a_copied_results_folder_has_the_same_documents_wherever_it_is(made, tmp_path, monkeypatch, flat):
+    """Of the whole tree, or of one ladder and batch with its rounds in ``rounds``."""
+    copy, rows = tmp_path / "elsewhere", table(made / "results.csv")
+    shutil.copytree(made, copy, ignore=shutil.ignore_patterns("documents"))
+    if flat:
+        place = Path(rows[0]["raw"]).parent
+        rows = [row for row in rows if Path(row["raw"]).parent == place]
+        shutil.move(copy / place.relative_to("results"), copy / "rounds")
+        write_table(copy / "results.csv", tables.RESULTS, rows)
+    monkeypatch.chdir(tmp_path)
+    write("deep-gap", copy, copy / "documents")
+    found = [row["median_ms"] for row in table(copy / "documents/benchmark_results_final.csv")]
+    original = table(made / "documents/deep-gap/benchmark_results_final.csv")
+    wanted = [row for row in original if not flat or (row["batch_size"], row["device"]) == ("1", "cpu")]
+    assert found and found == [row["median_ms"] for row in wanted]
 
 
 def test_each_document_that_may_be_asked_for_has_its_files(made):

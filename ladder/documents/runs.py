@@ -13,7 +13,8 @@ import pyarrow.parquet as pq
 
 from ladder.files import read_json
 from ladder.matrix import export_file
-from ladder.records import read_round
+from ladder.records import place_of, read_round
+from ladder.report.read import raw_file
 from ladder.telemetry import raw as telemetry_raw
 
 Row = Mapping[str, Any]
@@ -35,16 +36,18 @@ class Round:
     samples: Sequence[Row]  # of the device, with ``rung``; fields as in telemetry.base.Sample
 
 
-def rounds_of(results: Sequence[Mapping[str, str]]) -> Iterator[Round]:
-    """The rounds of rows of results.csv in the order in which they began, one held at a time.
+def rounds_of(folder: Path, results: Sequence[Mapping[str, str]]) -> Iterator[Round]:
+    """The rounds of rows of a folder's results.csv in the order in which they began, one held at a time.
 
-    Raises StepError for a round's file that is not whole.
+    Their files are looked for in that folder (``ladder.report.read.raw_file``). Raises StepError for one that is not
+    there or not whole.
     """
     in_order = sorted(results, key=lambda row: row["started_at"])
     first = {row["raw"]: row["started_at"] for row in reversed(in_order)}
     for raw, rows in groupby(sorted(in_order, key=lambda row: (first[row["raw"]], row["raw"])), lambda row: row["raw"]):
-        record = read_round(Path(raw).with_suffix(".json"))
-        latencies = _latencies_ms(Path(raw))
+        path = raw_file(folder, raw)
+        record = read_round(path.with_suffix(".json"), place_of(Path(raw)))
+        latencies = _latencies_ms(path)
         runs = [
             Run(
                 row,
@@ -55,7 +58,7 @@ def rounds_of(results: Sequence[Mapping[str, str]]) -> Iterator[Round]:
             )
             for row in rows
         ]
-        yield Round(record["host_state"], runs, telemetry_raw.read(Path(raw)))
+        yield Round(record["host_state"], runs, telemetry_raw.read(path))
 
 
 def _exporters(row: Mapping[str, str]) -> Row:

@@ -26,7 +26,7 @@ def write(document: str, results: Path, destination: Path) -> None:
         _write_csv(paths[0], gpu_bench.COLUMNS, gpu_bench.rows(runs))
     elif document == "deep-gap":
         rows, samples = [], []
-        for round in rounds_of(runs):
+        for round in rounds_of(results, runs):
             rows += deep_gap.rows(round)
             samples += deep_gap.telemetry(round)
         _write_csv(paths[0], deep_gap.COLUMNS, rows)
