@@ -23,7 +23,8 @@ from ladder.attribution import flagged
 from ladder.config import Precision
 from ladder.errors import StepError
 from ladder.files import canonical_json, read_json, sha256
-from ladder.tables import FLAGS
+from ladder.report.read import read_table
+from ladder.tables import FAILURES, FLAGS
 
 Row = dict[str, Any]
 
@@ -78,13 +79,25 @@ class Source:
     rows: Sequence[Mapping[str, str]]
     summary: Mapping[str, Any]
     sha256: str
+    failures: Sequence[Mapping[str, str]] = ()  # rows of failures.csv as text; none where it was not brought along
 
     def rungs(self, platform: str, model: str, batch: int) -> list[Mapping[str, Any]]:
-        """The rungs that its ladders have for a platform, model and batch, with what their audits found."""
+        """The rungs that its ladders have for a platform, model and batch: what their audits found, why runs failed."""
         entries = self.summary.get("ladders", [])
         place = (platform, model, batch)
         held = [entry for entry in entries if tuple(entry[key] for key in ("platform", "model", "batch")) == place]
-        return [rung for entry in held for rung in entry["rungs"]]
+        return [rung | {"failed": self._failed(entry, rung["name"])} for entry in held for rung in entry["rungs"]]
+
+    def _failed(self, entry: Mapping[str, Any], rung: str) -> list[str]:
+        """Why a rung gave no result at a batch, each reason once; a failure without rung or batch is of all of them."""
+        reasons = [
+            row["reason"]
+            for row in self.failures
+            if all(row[key] == entry[key] for key in ("platform", "model", "ladder"))
+            and row["rung"] in ("", rung)
+            and row["batch"] in ("", str(entry["batch"]))
+        ]
+        return list(dict.fromkeys(reasons))
 
     @property
     def hosts(self) -> Sequence[Mapping[str, Any]]:
@@ -147,9 +160,9 @@ class Comparison:
 def read_source(folder: Path, name: str | None = None) -> Source:
     """The tables in a results folder, made by this or an earlier version.
 
-    Without a summary.json, as beside tables of an earlier version, the summary is empty. ``name`` is how the user named
-    the folder, e.g. by the URL that the tables were fetched from. Raises StepError where they are no tables, or not
-    those that the summary was made with.
+    Without a summary.json, as beside tables of an earlier version, the summary is empty, and without a failures.csv
+    nothing is known of failures. ``name`` is how the user named the folder, e.g. by the URL that the tables were
+    fetched from. Raises StepError where they are no tables, or not those that the summary was made with.
     """
     name = name or str(folder)
     table, about = folder / "results.csv", folder / "summary.json"
@@ -172,7 +185,8 @@ def read_source(folder: Path, name: str | None = None) -> Source:
         raise StepError(f"{told_table} has no column {', '.join(sorted(missing))}; bring the results.csv of a run")
     if about.is_file() and (fault := _fault(summary, rows, found)):
         raise StepError(f"{told_about} {fault}; bring it and results.csv from the same call, unchanged")
-    return Source(name, rows, summary, found)
+    failures = folder / "failures.csv"
+    return Source(name, rows, summary, found, read_table(failures, FAILURES) if failures.is_file() else ())
 
 
 def file_in(folder: str, name: str) -> str:
@@ -339,7 +353,8 @@ def _why_lacking(rungs: Sequence[Mapping[str, Any]], precision: str, measured: s
         if rung["verdict"] in NOT_LET_THROUGH:
             whys.append(f"{name} was not let through: {rung['reason']}")
         elif name not in measured:
-            whys.append(f"{name} gave no result; failures.csv of its host says why")
+            told = "; ".join(rung["failed"])
+            whys.append(f"{name} gave no result{f': {told}' if told else '; failures.csv of its host says why'}")
         elif name in admitted:
             whys.append(f"{name} was throttled or contended in every run")
         else:
@@ -442,9 +457,11 @@ def _standing(
     for side, runs in chosen.items():
         used = _usable(runs)
         head, among = used[0], len(entered[side])
-        ratio: Row = dict.fromkeys(RATIO)
+        against: Row = dict.fromkeys(("reference", *RATIO))
         if reference and base and side != reference:
             ratio = _ratio(_medians(base), _medians(runs), among * len(entered[reference]))
+            # several sides may have its platform's name
+            against = {"reference": ", ".join(filter(None, reference))} | ratio
         yield {
             "model": model, "weights": head.row["weights"], "batch": batch, **role._asdict(), **side._asdict(),
             "device_name": head.source.device_name(side),
@@ -452,8 +469,7 @@ def _standing(
             "audit_verdict": head.audit.get("verdict"), **{key: head.audit.get(key) for key in AUDITED},
             "rounds": len(used), "rounds_excluded": len(runs) - len(used), **_latency(_medians(runs), among),
             **{key: _median([run.row.get(key) for run in used]) for key in MEDIANS},
-            "peak_source": head.row.get("peak_source"),
-            "reference": reference.platform if reference and base else None, **ratio,
+            "peak_source": head.row.get("peak_source"), **against,
             "fp32_onnx_sha256": head.row["fp32_onnx_sha256"],
             "source": ", ".join(dict.fromkeys(run.source.name for run in used)),
         }  # fmt: skip

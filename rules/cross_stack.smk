@@ -10,6 +10,7 @@ rule cross_stack:
     input:
         results=fetched("results.csv"),
         summaries=fetched("summary.json"),
+        failures=lambda w: [path for path in steps.brought(matrix, "failures.csv") if "://" not in path],
     output:
         table="results/cross_stack.csv",
         refused="results/cross_stack_refused.csv",

@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -436,6 +437,31 @@ def test_a_precision_that_gave_nothing_anywhere_is_named_with_its_reason(verdict
     assert lacked(source("cpu"), gpu) == [
         ("gpu", "int8", "no rung asks for it"), ("cpu", "fp16", "no rung asks for it"), ("gpu", "fp16", why),
     ]  # fmt: skip
+
+
+def test_a_rung_without_a_run_is_named_with_the_reasons_of_its_failures():
+    gpu = source("gpu")
+    rung = {"name": "gpu-fp16", "requested_precision": "fp16", "verdict": "pass", "reason": None}
+    gpu.summary["ladders"][0]["rungs"].append(rung)
+    about = {"platform": "gpu", "model": "yolo11n", "ladder": "gpu", "rung": "gpu-fp16", "batch": "1"}
+    rows = [about | {"round": str(number), "reason": "out of memory"} for number in (1, 2)]
+    rows += [about | {"batch": "", "reason": "it timed out"}, about | {"batch": "4", "reason": "another batch"}]
+    rows += [about | {key: "other", "reason": f"of another {key}"} for key in ("rung", "model", "ladder")]
+    told = ("gpu", "fp16", "gpu-fp16 gave no result: out of memory; it timed out")
+    assert told in lacked(source("cpu"), replace(gpu, failures=rows))
+
+
+def test_failures_are_read_where_they_were_brought_along(tmp_path):
+    table = write(tmp_path / "gpu", source("gpu"))
+    assert read_source(table.parent).failures == ()
+    (table.parent / "failures.csv").write_text(",".join(tables.FAILURES) + "\ngpu,yolo11n,gpu,a,1,2,run,true,broke,\n")
+    assert [row["reason"] for row in read_source(table.parent).failures] == ["broke"]
+
+
+def test_the_reference_is_named_by_its_device_in_the_rows_that_are_compared_with_it():
+    first, second = (source("gpu", name=name, host=name, device_uuid=f"{name}-uuid") for name in ("here", "there"))
+    rows = compare([first, second]).rows
+    assert {(row["host"], row["reference"]) for row in rows} == {("here", None), ("there", "gpu, here, here-uuid")}
 
 
 def test_a_precision_whose_runs_do_not_count_is_named():

@@ -115,7 +115,7 @@ def _labels(sides: Mapping[Side, Sequence[Run]]) -> dict[Side, str]:
         on_host = [other for other in namesakes if other.host == side.host]
         folders = {other: [ends[source.name] for source in _sources(sides[other])] for other in on_host}
         apart = [folder for folder in folders[side] if sum(folder in each for each in folders.values()) == 1]
-        more = " and ".join(apart) or side.device_uuid[:HASH_DIGITS]
+        more = " and ".join(apart) or (side.device_uuid or "no id")[:HASH_DIGITS]
         host = f" on {side.host}" if len(namesakes) > 1 else ""
         found[side] = side.platform + host + (f" ({more})" if len(on_host) > 1 else "")
     return found
