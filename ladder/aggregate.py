@@ -49,12 +49,13 @@ def aggregate(plan: Mapping[str, Any], rounds: Iterable[Path], audits: Iterable[
     """Write results.csv, ladder.csv, audit.csv, failures.csv, summary.json and ladder.md; return the summary.
 
     ``plan`` is ``ladder.steps.plan``: ``{"ladders": [{"platform", "ladder", "model", "weights", "batches": [int],
-    "rounds": int, "settings": {batch: digest}, "peaks": file, "rungs": [{"name", "engines": {batch: engine}, "source",
-    "graph": file, ..}], "steps": [{"from", "to", "cause"}]}]}``; of the files those that are not there leave the
-    columns empty that rest on them. ``rounds`` are the planned rounds' JSON files, each with its Parquet beside it; one
-    that is not there, cannot be trusted or was measured with other settings than the plan's is told among the failures
-    and is in no table, and the next call tries it again. ``audits`` are the engines' audit files, each with its pass
-    file beside it. Raises StepError for an audit that cannot be trusted, and then writes no table.
+    "rounds": int, "settings": {batch: digest}, "peaks": file, "rungs": [{"name", "precision", "engines": {batch:
+    engine}, "source", "graph": file, ..}], "steps": [{"from", "to", "cause"}]}]}``; of the files those that are not
+    there leave the columns empty that rest on them. ``rounds`` are the planned rounds' JSON files, each with its
+    Parquet beside it; one that is not there, cannot be trusted or was measured with other settings than the plan's is
+    told among the failures and is in no table, and the next call tries it again. ``audits`` are the engines' audit
+    files, each with its pass file beside it. Raises StepError for an audit that cannot be trusted, and then writes no
+    table.
     """
     found, lost = _read(path for path in dict.fromkeys(rounds) if path.exists())
     records, others = by_settings(sorted(found, key=round_place), plan["ladders"])

@@ -72,15 +72,16 @@ def totals(runs: pd.DataFrame, ladders: Sequence[Mapping[str, Any]], exclude: Se
 
     Its columns are those of ``attribute``, which also says what comes in, for a step from the first rung to the last:
     both ran in the same rounds, so that the total is paired as a step is and not added up from the steps' intervals.
-    A single step is its own total and has no row. Raises StepError as ``attribute`` and ``paths`` do.
+    A single step is its own total and has no row. Where the last rung has no run, the total up to the last rung that
+    has one follows in a row of its own. Raises StepError as ``attribute`` and ``paths`` do.
     """
     rows = []
     for ladder in ladders:
         ways = [path for path in paths(ladder["steps"]) if len(path) > 1]
-        ends = list(dict.fromkeys((path[0]["from"], path[-1]["to"]) for path in ways))
-        for batch in ladder["batches"] if ends else ():
+        for batch in ladder["batches"] if ways else ():
             where = f"{ladder['platform']}, {ladder['model']}, {ladder['ladder']}, batch {batch}"
             medians = _medians(runs, ladder, batch, where, exclude)
+            ends = dict.fromkeys(pair for path in ways for pair in _ends(path, medians))
             rows += [_row(ladder, batch, medians, {"from": first, "to": last}, where) for first, last in ends]
     numbers = [column for column in NUMBERS if column in TOTAL]
     return pd.DataFrame(rows, columns=list(TOTAL)).astype(
@@ -181,6 +182,15 @@ def _medians(runs: pd.DataFrame, ladder: Mapping[str, Any], batch: int, where: s
         device = tuple(None if pd.isna(part) else part for part in (run.host, run.device_uuid))
         rounds[run.round] = (device, None if position in kept_out else float(run.median_ms))
     return medians
+
+
+def _ends(path: Sequence[Step], medians: Runs) -> Iterator[tuple[str, str]]:
+    """The first and last rung of a path; and of the part of several steps that ends in runs, where it does not."""
+    first = path[0]["from"]
+    yield first, path[-1]["to"]
+    ran = [step["to"] for step in path[1:] if medians.get(step["to"])]
+    if ran and medians.get(first):
+        yield first, ran[-1]
 
 
 def _excluded(medians: Runs, rungs: Sequence[str]) -> set[Any]:

@@ -27,7 +27,7 @@ from ladder.statistics import MIN_ROUNDS
 
 SATURATION_SHARE = 0.95  # of the highest median throughput seen
 AUDITED = (  # what of a rung's audit stands beside its figures
-    "requested_precision", "verdict", "reason",
+    "verdict", "reason",
     "flops_at_precision_pct", "nodes_at_precision_pct", "time_at_precision_pct",
 )  # fmt: skip
 
@@ -119,7 +119,8 @@ def ladders(ladders: Sequence[Row], gains: Mapping[str, Sequence[Row]], audited:
         for rung in ladder["rungs"]:
             engine = engine_at(rung, batch)
             audit = audits.get((ladder["platform"], ladder["model"], engine), dict.fromkeys(AUDITED))
-            yield {"name": rung["name"], "engine": engine} | {key: audit[key] for key in AUDITED}
+            asked = {"name": rung["name"], "engine": engine, "requested_precision": rung["precision"]}
+            yield asked | {key: audit[key] for key in AUDITED}
 
     found = []
     for ladder in ladders:

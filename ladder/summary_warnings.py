@@ -146,7 +146,8 @@ def _two_libraries(records: Sequence[Row], ladders: Sequence[Row]) -> Iterator[R
                     builds = f"{library}: {first[library]} and {second[library]}"
                     rounds[f"{', '.join(place)}: {' and '.join(ends)} ran in two builds of {builds}"] += 1
     for text, count in rounds.items():
-        yield _warning("files", f"{text}, so that 'wrapper' is not the only cause of their step", f"{count} rounds")
+        told = f"{text}, so that 'wrapper' is not the only cause of their step"
+        yield _warning("files", told, f"{count} round{'s' * (count != 1)}")
 
 
 def _by_rung(runs: Sequence[Row]) -> Iterator[list[Row]]:

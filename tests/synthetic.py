@@ -41,6 +41,7 @@ def _rungs(model: str, rungs: dict[str, Any], batches: tuple[str, ...]) -> list[
         {
             "name": name,
             "engines": dict.fromkeys(batches, name),
+            "precision": factors.get("precision", "fp32"),
             "source": "module" if factors["api"] == "pytorch" else "onnx",
             "graph": f"artifacts/{model}/{factors.get('precision', 'fp32')}.graph.json",
         }

@@ -363,6 +363,15 @@ def test_a_total_needs_its_ends_only():
     assert (total["rounds"], total["verdict"], total["gain_pct"]) == (7, "faster", pytest.approx(50))
 
 
+def test_where_the_last_rung_has_no_run_the_total_up_to_the_last_that_has_follows():
+    steps = (("a", "b", "launch"), ("b", "c", "compilation"), ("c", "d", "precision"))
+    found = totals(table({"a": [4.0] * 8, "b": [3.0] * 8, "c": [2.0] * 8}), [ladder(*steps)]).to_dict("records")
+    assert [(row["from"], row["to"], row["rounds"]) for row in found] == [("a", "d", 0), ("a", "c", 8)]
+    assert found[1]["gain_pct"] == pytest.approx(50)
+    assert len(totals(table({"a": [4.0] * 8, "b": [3.0] * 8}), [ladder(*steps)])) == 1  # a step is its own total
+    assert len(totals(table({"b": [3.0] * 8, "c": [2.0] * 8}), [ladder(*steps)])) == 1
+
+
 def test_paths_of_branches_and_of_both_orders():
     steps = ladder(*SQUARE, ("d", "e", "precision"), ("c", "f", "precision"))["steps"]
     assert [[step["to"] for step in path] for path in paths(steps)] == [["b", "d", "e"], ["c", "d", "e"], ["c", "f"]]

@@ -298,12 +298,12 @@ def test_a_step_of_one_round_has_no_interval():
 
 def test_both_orders_have_a_waterfall_and_their_interaction_is_told(report):
     html = without_scripts((report[1] / "report" / "waterfall.html").read_text(encoding="utf-8"))
-    assert re.search(
-        r"eager to tensorrt-graph</h3>\s*<p>[^<]+ ms; gains: launch \+\S+ ms, then compilation \+\S+ ms</p>", html
-    )
-    assert re.search(
-        r"eager to tensorrt-graph</h3>\s*<p>[^<]+ ms; gains: compilation \+\S+ ms, then launch \+\S+ ms</p>", html
-    )
+    for one, other in (("launch", "compilation"), ("compilation", "launch")):
+        assert re.search(
+            rf"eager to tensorrt-graph: {one}, then {other}</h3>\s*"
+            rf"<p>[^<]+ ms; gains: {one} \+\S+ ms, then {other} \+\S+ ms</p>",
+            html,
+        )
     (line,) = interactions(steps_of(report[0], "orders", 8))
     assert "8 rounds; intervals are 99 % ones." in html
     assert line.startswith("Interaction of launch and compilation: −") and "less after the other" in line
@@ -313,6 +313,8 @@ def test_both_orders_have_a_waterfall_and_their_interaction_is_told(report):
     assert ": +0.100 ms (−0.200 to +0.400): no more than noise; the order" in interactions([row])[0]
     older = {key: value for key, value in row.items() if key not in ("interaction_low_ms", "interaction_high_ms")}
     assert "(" not in interactions([older])[0]
+    few = interactions([row | {"verdict": "too few rounds"}])
+    assert few == ["Interaction of launch: +0.100 ms; too few rounds to tell it from noise."]
 
 
 def test_saturation_is_ringed_where_it_is_reached_and_told_where_not():
@@ -438,7 +440,46 @@ def test_what_is_not_ranked_is_named_and_copies_are_told_apart():
         f"Fastest with transfers included at batch 4: a-included (2.00 ms); {few}",
         "Not ranked, for want of rounds that the others have too: broken",
     ]
+    one = {"batch": 4, "ranking": [each | {"rounds": 1} for each in ranked[:2]]}
+    (line,) = fastest(one | {"rungs": [*entry["rungs"][:2], rung | {"name": "unbuilt", "verdict": "failed"}]})
+    assert line.endswith("; 1 round is too few to tell it from the others")
     assert fastest(entry | {"ranking": []}) == [] and rankings({"rungs": []}) == []
+
+
+def test_an_engine_that_could_not_be_built_leaves_the_rest_of_the_ladder_as_it_is(tmp_path):
+    """Two models, of which one's last rung has no engine."""
+    ends = (
+        ("eager", "graph", "launch"),
+        ("graph", "tensorrt-graph", "compilation"),
+        ("tensorrt-graph", "tensorrt", "none"),
+    )
+    resnet = GPU | {"steps": synthetic._steps(*ends)}
+    yolo = resnet | {"model": "yolo11n"}
+    reason = "could not build: no implementation for node {ForeignNode[conv...sigmoid]}"
+
+    def spoil(results):
+        for each in range(1, 9):
+            synthetic.write_round(results, resnet, 8, each, 30, failed={"tensorrt": "engine"})
+        audit = results / "synthetic-gpu/audit/resnet18/tensorrt.json"
+        audit.write_text("")
+        why = {"stage": "engine", "permanent": True, "reason": reason, "log": None}
+        write_json(audit.with_suffix(".pass.json"), {"status": "failed", **why})
+
+    summary, results = make(tmp_path, [yolo, resnet], spoil)
+    whole, lacking = summary["ladders"]
+    assert [(total["to"], total["rounds"]) for total in whole["totals"]] == [("tensorrt", 8)]
+    assert [(total["to"], total["rounds"]) for total in lacking["totals"]] == [("tensorrt", 0), ("tensorrt-graph", 8)]
+    assert next(rung for rung in lacking["rungs"] if rung["name"] == "tensorrt")["requested_precision"] == "fp32"
+    assert not any("Not ranked" in line for line in fastest(lacking))
+    pages = {path.stem: path.read_text(encoding="utf-8") for path in (results / "report").glob("*.html")}
+    drawn = [spec["datasets"]["totals"][1] for spec in specs_of(pages["waterfall"])]
+    assert [bar["label"].split("\n")[1] for bar in drawn] == ["tensorrt", "tensorrt-graph"]
+    assert drawn[1]["text"].endswith(gain(lacking["totals"][1]))
+    for name in ("ladder", "waterfall"):
+        assert f"tensorrt: not measured, {reason}" in pages[name]
+    assert "nothing was built or measured" not in pages["audit"]
+    parity = pages["audit"].partition("resnet18 (platform")[2].partition("Parity with the reference")[2]
+    assert '<td data-title="engine" class="engine">tensorrt</td>' not in parity.partition("</table>")[0]
 
 
 def test_a_single_rung_has_no_step_to_compare(tmp_path):

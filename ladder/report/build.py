@@ -242,9 +242,11 @@ def _waterfall(summary: Row, results: Path) -> list[Block]:
                     said.append(f"{' → '.join(names)}: no round holds both sides of a step; see failures.")
         all_steps = [step for steps in drawn.values() for step in steps]
         reach_ms = figures.waterfall_reach_ms(all_steps) if all_steps else 0.0
+        alike = Counter((names[0], names[-1]) for names in drawn)
         panels = [
             Figure(
-                f"{names[0]} to {names[-1]}",
+                f"{names[0]} to {names[-1]}"
+                + (f": {attribution.order(steps)}" if alike[names[0], names[-1]] > 1 else ""),
                 figures.waterfall(steps, reach_ms, totals.get((names[0], names[-1]))),
                 _sum(steps),
             )
@@ -399,8 +401,8 @@ def _audit(summary: Row, results: Path) -> list[Block]:
         if timed:
             chart = figures.nodes(timed, "engine", "time_ms", "share of the time of a profiled run", share=True)
             charts.append(Figure("Measured time", chart, _untimed(nodes)))
-        labels = sorted({engine["weights"] for engine in engines})
-        caption = "Weights " + ", ".join(weights_note(label or None) for label in labels)
+        labels = sorted({engine["weights"] for engine in engines if engine["weights"]})  # what failed tells none
+        caption = "Weights " + (", ".join(map(weights_note, labels)) or weights_note(None))
         blocks.append(Block(f"{model} (platform {platform})", figures=charts, tables=_audit_tables(engines, caption)))
         types = [
             Figure(name, figures.nodes(_largest_types(list(listed)), "type", "nodes", "nodes"), rungs.get(name, ""))
@@ -496,10 +498,11 @@ def _audit_tables(engines: Sequence[dict[str, str]], caption: str) -> list[Any]:
         for engine in engines
     ]
     converted = [row for row in rows if row["onnx"]]
+    compared = [row for row in rows if row["finite"]]
     titled = {
         "What runs in the requested precision": (precision, rows),
         "What the ONNX files have in the requested precision": (file, converted),
-        "Parity with the reference": (parity, rows),
+        "Parity with the reference": (parity, compared),
     }
     return [
         table(held(columns, chosen), chosen, f"{title}. {caption}")
@@ -537,7 +540,7 @@ def _environment(summary: Row, results: Path) -> list[Block]:
         told = _named_values(dict(sorted(versions.items())), weights_notes(summary, platform))
         blocks.append(Block(f"Versions on platform {platform}", tables=[told]))
     for host in summary["hosts"]:
-        caption = f"{processor(host)}, over {host['rounds']} rounds. {weights_notes(summary, host['platform'])}"
+        caption = f"{processor(host)}, over {rounds([host])}. {weights_notes(summary, host['platform'])}"
         told = _named_values({"device": host["device_uuid"], **host["state"]}, caption)
         blocks.append(Block(f"Host {host['host']} (platform {host['platform']})", tables=[told]))
     for place_, entries in _ladders(summary).items():

@@ -128,7 +128,7 @@ _TABLE = _ENVIRONMENT.from_string("""\
 # everything inside .ladder, since Snakemake's report has a style of its own
 STYLE = Markup(
     """\
-.ladder { color-scheme: light; font: 15px/1.5 system-ui, sans-serif; color: #1a1a1a; background: #fff;
+:is(body, div).ladder { color-scheme: light; font: 15px/1.5 system-ui, sans-serif; color: #1a1a1a; background: #fff;
   overflow-wrap: break-word; }
 .ladder h1 { font-size: 1.5rem; font-weight: 700; margin: 0 0 .5rem; }
 .ladder h2 { font-size: 1.15rem; font-weight: 700; margin: 1.5rem 0 .5rem; }
@@ -154,7 +154,7 @@ STYLE = Markup(
 .ladder th { font-size: .85rem; font-weight: 600; color: #555; }
 .ladder .number { text-align: right; }
 .ladder td.ran_in { min-width: 8.5rem; }
-.ladder td.value, .ladder td.name { overflow-wrap: anywhere; min-width: 8rem; }
+.ladder td:is(.value, .name, .reason, .log) { overflow-wrap: anywhere; min-width: 8rem; }
 .ladder :is(.faster, .fastest) { color: #00664b; font-weight: 600; }
 .ladder .slower, .ladder .warn, .ladder .exclude, .ladder .failed { color: #a84300; font-weight: 600; }
 .ladder .verdict, .ladder .scope { white-space: nowrap; }

@@ -15,6 +15,7 @@ TOO_FEW_ROUNDS, SLOWER, MAY_BE_FASTEST = (
     "may be fastest",
 )  # of ladder.statistics, without scipy
 NO_RESULT = "no result"  # shown in place of it where no round has both sides of a step
+NOT_MEASURED = ("exclude", "failed")  # verdicts of an audit that lets no rung of its engine through
 Row = Mapping[str, Any]
 
 NOISE_FLOOR = (
@@ -134,7 +135,7 @@ def shown_totals(entry: Row) -> dict[tuple[str, str], Row]:
 
 def audit_notes(entry: Row) -> list[str]:
     """A line for each rung of a ladder whose audit warns, or did not let it through."""
-    said = {"warn": "", "exclude": "not measured, ", "failed": "not measured, "}
+    said = {"warn": "", **dict.fromkeys(NOT_MEASURED, "not measured, ")}
     rungs = [rung for rung in entry["rungs"] if rung["verdict"] in said]
     return [f"{WARNED} {rung['name']}: {said[rung['verdict']]}{rung['reason']}" for rung in rungs]
 
@@ -170,7 +171,7 @@ def rankings(entry: Row) -> list[list[Row]]:
 
 
 def fastest(entry: Row) -> list[str]:
-    """A line for each ranking of a ladder and batch, from its fastest rung on; then one for rungs that are in none.
+    """A line for each ranking of a ladder and batch, from its fastest rung on; then one for measured rungs in none.
 
     E.g. ``Fastest at batch 1: a (4.10 ms); not told apart from it: b 1.02 times (1.00 to 1.10); slower: …``.
     """
@@ -182,13 +183,15 @@ def fastest(entry: Row) -> list[str]:
         told = [f"Fastest{among(first, several)} at batch {entry['batch']}: {first['rung']} "]
         told[0] += unbroken(f"({number(first['median_ms'])} ms)")
         if first["verdict"] == TOO_FEW_ROUNDS:
-            told.append(f"{rounds([first])} are too few to tell it from the others")
+            verb = "is" if first["rounds"] == 1 else "are"
+            told.append(f"{rounds([first])} {verb} too few to tell it from the others")
         for verdict, title in ((MAY_BE_FASTEST, "not told apart from it"), (SLOWER, "slower")):
             if named := [f"{row['rung']} {unbroken(slowdown(row))}" for row in others if row["verdict"] == verdict]:
                 told.append(f"{title}: {', '.join(named)}")
         lines.append("; ".join(told))
-    held = {row["rung"] for row in entry.get("ranking", ())}
-    if left := [marked(rung) for rung in entry["rungs"] if rung["name"] not in held]:
+    told_elsewhere = {row["rung"] for row in entry.get("ranking", ())}
+    told_elsewhere |= {rung["name"] for rung in entry["rungs"] if rung["verdict"] in NOT_MEASURED}
+    if left := [marked(rung) for rung in entry["rungs"] if rung["name"] not in told_elsewhere]:
         said = f"Not ranked, for want of rounds that the others have too: {', '.join(left)}"
         lines += [said] if ranked else []
     return lines
@@ -223,17 +226,19 @@ def exclusions(steps: Sequence[Row]) -> list[str]:
 
 def interactions(steps: Sequence[Row]) -> list[str]:
     """A line for each pair of causes that was measured in both orders, with its interval and what that says."""
-    causes: dict[tuple[float, float | None, float | None], list[str]] = {}
+    squares: dict[tuple[float, float | None, float | None], list[Row]] = {}
     for step in steps:
         if (value := step["interaction_ms"]) is not None:
             # summaries of before the interval have none
             told = (value, step.get("interaction_low_ms"), step.get("interaction_high_ms"))
-            causes.setdefault(told, []).append(step["cause"])
-    return [_interaction(" and ".join(dict.fromkeys(names)), *told) for told, names in causes.items()]
+            squares.setdefault(told, []).append(step)
+    return [_interaction(held, *told) for told, held in squares.items()]
 
 
-def _interaction(causes: str, value: float, low: float | None, high: float | None) -> str:
-    line = f"Interaction of {causes}: {signed(value)} ms"
+def _interaction(steps: Sequence[Row], value: float, low: float | None, high: float | None) -> str:
+    line = f"Interaction of {' and '.join(dict.fromkeys(step['cause'] for step in steps))}: {signed(value)} ms"
+    if any(step["verdict"] == TOO_FEW_ROUNDS for step in steps):
+        return f"{line}; too few rounds to tell it from noise."
     if low is not None and high is not None:
         line += f" ({signed(low)} to {signed(high)})"
         if low <= 0 <= high:
