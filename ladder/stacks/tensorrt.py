@@ -519,11 +519,16 @@ def _profiler(trt: Any) -> Any:
 
 
 def _start_from(config: Any, timing_cache: bytes) -> bytes:
-    """Give the builder these timings, or none where they are not such a host's, and return what it took."""
+    """Give the builder these timings, or none where they are not such a host's, and return what it took.
+
+    TensorRT 8.6 takes any bytes without a word, and then holds nothing; so what it holds is read back.
+    """
+    nothing = config.create_timing_cache(b"")
     cache = config.create_timing_cache(timing_cache)
     if cache is not None and config.set_timing_cache(cache, False):
-        return timing_cache
-    config.set_timing_cache(config.create_timing_cache(b""), False)
+        held = bytes(cache.serialize())
+        return held if held != bytes(nothing.serialize()) else b""
+    config.set_timing_cache(nothing, False)
     return b""
 
 
