@@ -61,7 +61,10 @@ def test_pages_can_be_made_of_them_where_they_are(folder, tmp_path, monkeypatch)
 
 
 def test_the_gpus_and_the_cpus_results_stand_side_by_side():
-    folders = [ROOT / "docs/measurements" / each for each in ("h200/2026-12", "cpu/2026-12-01")]  # as in the documents
+    names = ("docs/measurements/h200/2026-12-settled", "docs/measurements/cpu/2026-12-01-settled")
+    for document in ("docs/cross_stack.md", "docs/measurements/h200/README.md"):
+        assert f"{{results: [{names[0]}, {names[1]}], reference: cpu}}" in said(document)
+    folders = [ROOT / name for name in names]
     gpu, cpu = (read_json(folder / "summary.json")["protocol"] for folder in folders)
     assert all(gpu["inputs"][model] == size for model, size in cpu.pop("inputs").items())
     assert cpu == {name: gpu[name] for name in cpu}
