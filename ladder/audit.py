@@ -115,6 +115,9 @@ def _compared(
         figures[batch] = parity.compare(found, right, spec["model"]["task"])
         verdict, reason = parity.judge(figures[batch], spec["thresholds"], is_seeded(spec))
         findings.append((verdict, reason and f"at batch {batch}: {reason}"))
+    if "hazard" in facts:
+        worst = max((verdict for verdict, _ in findings), key=_ORDER.index)
+        findings.append((worst, facts["hazard"] if worst != "pass" else None))
     return figures, findings, facts
 
 

@@ -43,6 +43,7 @@ class Doubling:
     stray: str | None = None
     error: str | None = None
     closed: str | None = None
+    hazard: str | None = None
     log: list = field(default_factory=list)
 
     def build(self, source, rung, destination):
@@ -90,7 +91,7 @@ class Session:
         return {"y": self.y}
 
     def facts(self):
-        return {"threads": 1, "provider": "here"}
+        return {"threads": 1, "provider": "here"} | ({"hazard": self.stack.hazard} if self.stack.hazard else {})
 
     def memory_mb(self):
         return {}
@@ -304,6 +305,14 @@ def test_bad_outputs_exclude_and_seeded_weights_are_lenient(folder):
     assert verdict["permanent"] and verdict["reason"] == row["reason"]
     assert folder.audited(folder.spec(factor=-2))["row"]["verdict"] == "exclude"
     assert folder.audited(folder.spec(factor=float("nan")))["row"]["verdict"] == "exclude"
+
+
+def test_why_a_device_computes_wrongly_is_told_where_it_does(folder):
+    hazard = "sums overflow on this processor"
+    row = folder.audited(folder.spec(factor=-2, hazard=hazard))["row"]
+    assert row["verdict"] == "exclude" and row["reason"].endswith(f"; {hazard}")
+    assert audit.verdict_of(row)["reason"] == row["reason"]
+    assert folder.audited(folder.spec(hazard=hazard))["row"]["reason"] is None
 
 
 def test_the_largest_batch_is_compared_too(folder):

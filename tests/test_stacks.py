@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 
 from ladder import audit, models
@@ -605,6 +606,43 @@ def test_openvino_integer_convolutions_count_as_int8(source: Source, int8_file: 
     assert not [node.name for node in nodes if node.name.startswith("Constant")]
 
 
+@pytest.mark.parametrize("activations", [np.uint8, np.int8])
+def test_openvino_names_the_processors_whose_int8_sums_overflow(activations: type, tmp_path: Path) -> None:
+    ones, high = 16, 255 if activations is np.uint8 else 127  # largest value and largest weight stand for 1
+    tensors = {"step": np.float32(1 / high), "zero": activations(0), "weights": np.full((1, ones, 1, 1), 127, np.int8)}
+    tensors |= {"weights_step": np.full(1, 1 / 127, np.float32), "weights_zero": np.zeros(1, np.int8)}
+    nodes = [
+        onnx.helper.make_node("QuantizeLinear", [INPUT, "step", "zero"], ["quantised"]),
+        onnx.helper.make_node("DequantizeLinear", ["quantised", "step", "zero"], ["input"]),
+        onnx.helper.make_node("DequantizeLinear", ["weights", "weights_step", "weights_zero"], ["kernel"], axis=0),
+        onnx.helper.make_node("Conv", ["input", "kernel"], ["sum"]),
+    ]
+    shapes = {INPUT: ["batch", ones, 4, 4], "sum": ["batch", 1, 4, 4]}
+    given, got = (onnx.helper.make_tensor_value_info(n, onnx.TensorProto.FLOAT, shape) for n, shape in shapes.items())
+    initial = [onnx.numpy_helper.from_array(np.asarray(value), name) for name, value in tensors.items()]
+    model = onnx.helper.make_model(
+        onnx.helper.make_graph(nodes, "ones", [given], [got], initial),
+        opset_imports=[onnx.helper.make_opsetid("", 17)],
+        ir_version=9,
+    )
+    onnx.save(model, tmp_path / "ones.onnx")
+    source = Source({"name": "ones"}, tmp_path / "ones.onnx", None, {"min": 1, "opt": 1, "max": 2}, {"batch": "batch"})
+    session = opened(openvino.create(), source, tmp_path, precision="int8")
+    found = result(session, {INPUT: np.ones((2, ones, 4, 4), np.float32)})["sum"]
+    assert ("hazard" in session.facts()) == bool((found < 0.9 * ones).all())
+    assert "hazard" in session.facts() or found == pytest.approx(ones, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("isa", "hazardous"),
+    [("Intel AVX2", True), ("Intel AVX2 with Intel DL Boost", False), ("Intel AVX-512 with Intel DL Boost", False)],
+)
+def test_openvino_tells_a_processor_with_vnni_by_the_isas_name(isa: str, hazardous: bool) -> None:
+    told = {"RUNTIME_REQUIREMENTS": f"meta=1.0;ov=2026.4.1;isa={isa}"}
+    assert bool(openvino._hazard("int8", told)) == hazardous
+    assert not openvino._hazard("fp32", told)
+
+
 def test_openvino_nodes_name_the_onnx_nodes_they_came_from(source: Source, tmp_path: Path) -> None:
     nodes = nodes_of(openvino.create(), source, tmp_path)
     convolutions = [node.origin for node in nodes if node.type == "Convolution"]
@@ -704,7 +742,6 @@ def test_int8_stays_close_to_fp32(onnx_stack: Stack, source: Source, int8_file: 
 
 
 def test_onnxruntime_nodes_name_the_onnx_nodes_they_came_from(source: Source, tmp_path: Path) -> None:
-    import onnx
 
     graph = onnx.load(source.onnx).graph
     known = {node.name for node in graph.node} | {name for node in graph.node for name in node.output}

@@ -91,7 +91,9 @@ class Session(Protocol):
         """What was asked for and is really so, read back from the runtime.
 
         Keys: ``threads`` (int), ``provider`` (str), ``precision_hint`` and whatever else belongs to
-        the rung's identity (stream count, optimisation level, TF32 state). JSON-serialisable.
+        the rung's identity (stream count, optimisation level, TF32 state). ``hazard`` (str), only where the runtime is
+        known to compute the rung's precision wrongly on such a device: why; it is told where parity fails.
+        JSON-serialisable.
         """
 
     def memory_mb(self) -> dict[str, float]:

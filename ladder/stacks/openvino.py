@@ -29,6 +29,14 @@ _PRECISIONS = {
 }
 _MOVES = {"Concatenation", "Gather", "Reorder", "Reshape", "Split", "Transpose"}  # may cost nothing, done in place
 _MULTIPLY_ACCUMULATE = {"Convolution", "Deconvolution", "FullyConnected", "MatMul"}
+# What oneDNN calls a processor without VNNI (src/cpu/platform.cpp): its INT8 kernels add two products in 16 bits, which
+# is too few for 8 bits of each side. OpenVINO's own account of it: docs.openvino.ai, "Saturation (overflow) issue".
+_ADDS_IN_16_BITS = {
+    "Intel SSE4.1",
+    "Intel AVX",
+    "Intel AVX2",
+    "Intel AVX-512 with AVX512BW, AVX512VL, and AVX512DQ extensions",
+}
 _PROFILED_RUNS = 5  # after one that is not counted
 
 
@@ -134,7 +142,7 @@ class OpenVino:
         for name, value in asked.items():
             if properties[name] != value:
                 raise StepError(f"asked OpenVINO for {name}={value}, but {self.device} has {properties[name]}")
-        return {
+        return _hazard(rung.precision, properties) | {
             "threads": properties["INFERENCE_NUM_THREADS"],
             "provider": self.device,
             "precision_hint": properties["INFERENCE_PRECISION_HINT"],
@@ -142,6 +150,17 @@ class OpenVino:
             "properties": properties,
             "input_shapes": {_name(each): str(each.partial_shape) for each in compiled.inputs},
         }
+
+
+def _hazard(precision: str, properties: dict[str, Any]) -> dict[str, str]:
+    """The processor's own reason to compute this precision wrongly, where it has one."""
+    isa = str(properties.get("RUNTIME_REQUIREMENTS", "")).rpartition("isa=")[2]
+    if not precision.startswith("int8") or isa not in _ADDS_IN_16_BITS:
+        return {}
+    return {
+        "hazard": f"on a processor without VNNI (OpenVINO finds {isa}) its INT8 kernels add products in 16 bits, where "
+        "large weights overflow"
+    }
 
 
 class Session:
