@@ -5,6 +5,7 @@ Pure but for reading hosts' fingerprints. What the steps that make it read and a
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
@@ -181,12 +182,12 @@ class Matrix:
                 )
         return chosen
 
-    def ladders_with(self, word: str) -> list[str]:
-        """Names of the ladders that hold a stack whose api, compiler or device is the word."""
+    def ladders_with(self, word: str, ladders: Mapping[str, Ladder] | None = None) -> list[str]:
+        """Names of the configured platforms' ladders, or of these, with a stack of this api, compiler or device."""
         stacks = self.config.stacks
         return [
             name
-            for name, ladder in self.ladders.items()
+            for name, ladder in (self.ladders if ladders is None else ladders).items()
             if any(word in (s.api, s.compiler, s.device) for s in (stacks[rung.stack] for rung in ladder.rungs))
         ]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import difflib
 import logging
 import os
 import shlex
@@ -83,6 +84,20 @@ def _faults(workflow: Any, matrix: Matrix, targets: set[str]) -> Iterator[str]:
 def _targets() -> set[str]:
     """The targets of this call, which Snakemake tells the workflow only when it has read the Snakefile."""
     return set(get_argument_parser().parse_known_args(sys.argv[1:])[0].targets)
+
+
+def check_targets(workflow: Any, matrix: Matrix, stacks: Iterable[str]) -> None:
+    """Ends the program where a target of this call is neither rule nor path, or a stack that no ladder here has."""
+    rules = {rule.name for rule in workflow.rules}
+    for target in sorted(_targets() if workflow.is_main_process else ()):
+        if not (target in rules or "/" in target or Path(target).exists()):
+            near = difflib.get_close_matches(target, rules, n=1)
+            sys.exit(f"There is no target {target}" + (f"; did you mean {near[0]}?" if near else ""))
+        if target in stacks and not matrix.ladders_with(target):
+            told = f"Nothing to do for {target}: no ladder of platform {', '.join(matrix.platforms)} has such a stack"
+            others = matrix.ladders_with(target, matrix.config.ladders)
+            named = [f"\n  {name} has, for --config platform={matrix.config.ladders[name].platform}" for name in others]
+            sys.exit(told + "".join(named))
 
 
 def _warn_of_what_is_absent(matrix: Matrix, platforms: Iterable[str]) -> None:

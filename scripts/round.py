@@ -55,12 +55,13 @@ def _measure(spec: dict[str, Any], what: str, args: argparse.Namespace) -> None:
     for warning in [] if record["kept"] else record["warnings"]:  # those of a kept round are of another time
         progress.say(f"warning: {warning}")
     told = [progress.finish_round(time.monotonic() - start)]
+    failed = "1 rung" if len(record["failures"]) == 1 else f"{len(record['failures'])} rungs"
     if not record["rows"]:
-        told.insert(0, f"nothing to measure, {len(record['failures'])} rungs failed before")
+        told.insert(0, f"nothing to measure, {failed} failed before")
     elif record["kept"]:
         told.insert(0, "kept, it was measured with just these artifacts and settings")
     elif record["failures"]:
-        told.insert(0, f"{len(record['failures'])} rungs failed")
+        told.insert(0, f"{failed} failed")
     progress.say(f"{what}: {'; '.join(told)}")
 
 

@@ -667,12 +667,25 @@ def test_a_space_may_stand_in_every_path(tmp_path):
 
 
 def test_the_target_of_a_stack_makes_the_tables_of_its_ladders(first, workflow, config):
-    call = workflow.call(config, "--", "pytorch", "openvino", "onnxruntime", "tensorrt").must()
-    assert "smallest findable" in call.text and "tensorrt: not configured" in call.text
+    call = workflow.call(config, "--", "pytorch", "openvino", "onnxruntime").must()
+    assert "smallest findable" in call.text
     assert call.jobs().get("round") is None and call.jobs()["aggregate"] == 3
     assert {row["ladder"] for row in workflow.table("pytorch/ladder.csv")} == {"resnet"}
     assert {row["ladder"] for row in workflow.table("onnxruntime/ladder.csv")} == {"resnet", "known"}
-    assert not (workflow.folder / "results/tensorrt").exists()
+
+
+@pytest.mark.parametrize(
+    ("target", "told"),
+    [
+        ("tensort", "There is no target tensort; did you mean tensorrt?"),
+        ("xyzzy", "There is no target xyzzy"),
+        ("tensorrt", "Nothing to do for tensorrt: no ladder of platform cpu has such a stack\n  nvidia has, for "),
+    ],
+)
+def test_a_target_that_nothing_makes_is_named_before_anything_runs(workflow, target, told):
+    for mode in ([], ["-n"]):
+        call = workflow.call([ROOT / "config.yaml"], *mode, "--config", "platform=cpu", "--", target).must(1)
+        assert told in call.text and "Traceback" not in call.text and not call.jobs()
 
 
 def test_the_targets_audit_and_report_go_as_far_as_they_say(config, repository, tmp_path):
