@@ -24,7 +24,7 @@ from ladder.config import Precision
 from ladder.errors import StepError
 from ladder.files import canonical_json, read_json, sha256
 from ladder.report.read import read_table
-from ladder.tables import FAILURES, FLAGS
+from ladder.tables import FAILURES, FLAGS, KEPT_OUT
 
 Row = dict[str, Any]
 
@@ -39,7 +39,6 @@ NEEDED = (  # in tables of every version
 )  # fmt: skip
 MEASURED = (*NEEDED, "stack", "shape", *FLAGS, *MEDIANS)
 AUDITED = ("flops_at_precision_pct", "nodes_at_precision_pct")
-NOT_LET_THROUGH = ("exclude", "failed")  # verdicts of an audit; what ran all the same is no result
 HASH_DIGITS = 12  # of a sha256, as far as a reader compares it
 TOLD = ("hosts", "versions", "ladders", "warnings", "unsteady_runs", "busy_runs", "failures")  # by a summary
 FINGERPRINT = ("machine", "processor", "logical_cpus", "os", "kernel")  # of a host's state
@@ -350,7 +349,7 @@ def _why_lacking(rungs: Sequence[Mapping[str, Any]], precision: str, measured: s
         return "no rung asks for it" + (f", as far as is known: {', '.join(unknown)} not audited" if unknown else "")
     whys = []
     for name, rung in asking.items():
-        if rung["verdict"] in NOT_LET_THROUGH:
+        if rung["verdict"] in KEPT_OUT:
             whys.append(f"{name} was not let through: {rung['reason']}")
         elif name not in measured:
             told = "; ".join(rung["failed"])
@@ -511,7 +510,7 @@ def _contenders(rungs: Sequence[list[Run]]) -> list[list[Run]]:
 
 
 def _not_let_through(run: Run) -> bool:
-    return run.audit.get("verdict") in NOT_LET_THROUGH
+    return run.audit.get("verdict") in KEPT_OUT
 
 
 def _usable(runs: Sequence[Run]) -> list[Run]:

@@ -74,7 +74,7 @@ def _kept_out(ladder: Row, audited: Sequence[Row]) -> Iterator[Row]:
         failed = {}
         for batch, engine in rung["engines"].items():
             verdict = verdicts.get(engine, _NO_AUDIT)
-            if verdict["verdict"] in ("exclude", "failed"):
+            if verdict["verdict"] in tables.KEPT_OUT:
                 failed[int(batch)] = {key: verdict[key] for key in ("stage", "permanent", "reason", "log")}
         about = dict.fromkeys(tables.FAILURES) | ladder_fields(ladder) | {"rung": rung["name"]}
         same = all(why == next(iter(failed.values())) for why in failed.values())

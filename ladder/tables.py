@@ -3,6 +3,7 @@
 FACTORS = ("device", "api", "compiler", "precision", "launch", "shape", "transfers", "threads", "options")
 FLAGS = ("throttled", "contended")  # of a run whose latencies are not the rung's own; verdicts leave it out
 CLEAR = "none"  # what stands in a flag that could be read and says nothing; empty: it could not be read
+KEPT_OUT = ("exclude", "failed")  # verdicts of an audit that lets no rung of its engine be measured
 
 RESULTS = (
     "platform", "host", "device_uuid", "model", "weights", "ladder", "rung", "stack", *FACTORS,

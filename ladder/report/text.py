@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ladder.preflight import BUSY_LIMIT
+from ladder.tables import KEPT_OUT
 from ladder.utilisation import FAIR_SHARE, is_fair
 
 TOO_FEW_ROUNDS, SLOWER, MAY_BE_FASTEST = (
@@ -15,7 +16,6 @@ TOO_FEW_ROUNDS, SLOWER, MAY_BE_FASTEST = (
     "may be fastest",
 )  # of ladder.statistics, without scipy
 NO_RESULT = "no result"  # shown in place of it where no round has both sides of a step
-NOT_MEASURED = ("exclude", "failed")  # verdicts of an audit that lets no rung of its engine through
 Row = Mapping[str, Any]
 
 NOISE_FLOOR = (
@@ -135,7 +135,7 @@ def shown_totals(entry: Row) -> dict[tuple[str, str], Row]:
 
 def audit_notes(entry: Row) -> list[str]:
     """A line for each rung of a ladder whose audit warns, or did not let it through."""
-    said = {"warn": "", **dict.fromkeys(NOT_MEASURED, "not measured, ")}
+    said = {"warn": "", **dict.fromkeys(KEPT_OUT, "not measured, ")}
     rungs = [rung for rung in entry["rungs"] if rung["verdict"] in said]
     return [f"{WARNED} {rung['name']}: {said[rung['verdict']]}{rung['reason']}" for rung in rungs]
 
@@ -190,7 +190,7 @@ def fastest(entry: Row) -> list[str]:
                 told.append(f"{title}: {', '.join(named)}")
         lines.append("; ".join(told))
     told_elsewhere = {row["rung"] for row in entry.get("ranking", ())}
-    told_elsewhere |= {rung["name"] for rung in entry["rungs"] if rung["verdict"] in NOT_MEASURED}
+    told_elsewhere |= {rung["name"] for rung in entry["rungs"] if rung["verdict"] in KEPT_OUT}
     if left := [marked(rung) for rung in entry["rungs"] if rung["name"] not in told_elsewhere]:
         said = f"Not ranked, for want of rounds that the others have too: {', '.join(left)}"
         lines += [said] if ranked else []
