@@ -85,12 +85,12 @@ for stack in STACKS:
             stack
         input:
             rounds_of(matrix.ladders_with(stack)),
-            f"results/{stack}/check.txt",
+            check=f"results/{stack}/check.txt",
         log:
             f"logs/targets/{stack}.log",
         localrule: True
         params:
-            results=f"results/{stack}",
+            results=subpath(input.check, parent=True),
         shell:
             "$PYTHON $SCRIPTS/show.py --results {params.results}"
 
